@@ -1,0 +1,98 @@
+"""Handoff: finished batches, from the loop thread to the consumer, who sleeps until there is one.
+
+Asking has four answers: a batch, nothing yet (wait), and, for ever after, broken or closed. Whether the pass is
+over is for :class:`~aioload.engine.run.Run` to say, which counts.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from aioload.engine.batch import Batch
+from aioload.errors import LoaderClosedError
+
+
+class Handoff:
+    """A queue of batches with any number of sleeping consumers, threads or coroutines.
+
+    It is bounded by the window: no more batches are started than may wait here.
+    """
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+        self._waiters: deque[Callable[[], None]] = deque()
+        self._broken: BaseException | None = None
+        self._closed = False
+
+    def put(self, batch: Batch) -> None:
+        """Hand a batch over and wake up whoever sleeps.
+
+        All of them: one that has been cancelled meanwhile must not swallow the only wake-up.
+        """
+        self._batches.append(batch)
+        self.wake_all()
+
+    def break_(self, exc: BaseException) -> None:
+        """Have every consumer raise ``exc``, once the batches that were handed over are gone."""
+        self._broken = exc
+        self.wake_all()
+
+    def close(self) -> None:
+        """Have every consumer raise :class:`~aioload.errors.LoaderClosedError`; drop what is here."""
+        self._closed = True
+        self._batches.clear()
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Let every sleeping consumer look again."""
+        while self._waiters:
+            try:
+                waiter = self._waiters.popleft()
+            except IndexError:  # another thread was faster
+                break
+            waiter()
+
+    def peek(self) -> Batch | None:
+        """Return the next batch and leave it here, or ``None`` if there is nothing yet.
+
+        Raises:
+            LoaderClosedError: Closed.
+            BaseException: What :meth:`break_` was given.
+        """
+        if self._closed:
+            message = "The loader was closed. Call iter(loader) for a new pass."
+            raise LoaderClosedError(message)
+        if self._batches:
+            return self._batches[0]
+        if self._broken is not None:
+            raise self._broken
+        return None
+
+    def pop(self) -> Batch:
+        """Return the batch that :meth:`peek` showed; the caller owns it."""
+        return self._batches.popleft()
+
+    def thread_waiter(self) -> threading.Lock:
+        """Return a lock that is released when it is worth looking again. Look once more before waiting."""
+        lock = threading.Lock()
+        lock.acquire()
+        self._waiters.append(lock.release)
+        return lock
+
+    def task_waiter(self) -> "asyncio.Future[None]":
+        """Return a future of the running loop that is done when it is worth looking again."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the consumer's loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(finish)
+
+        self._waiters.append(wake)
+        return future

@@ -1,0 +1,198 @@
+"""Ring: the slots that batches are written into and handed out from, reused when nobody can see them.
+
+A slot is one flat, aligned byte arena. Its states::
+
+      acquire            seal              lend              last view collected
+ FREE --------> FILLING ------> READY ----------> LENT ------------------------> FREE
+                   |              |
+                   +--------------+--- release (failed, cancelled, or copied to a device) ---> FREE
+
+Whoever acquired a slot owns it until it is lent or released. Lending hands the memory to the consumer: the ring
+learns from the garbage collector when the last tensor, array or export over it is gone, and writes to it no
+sooner. When every slot is lent the ring grows; it never waits.
+"""
+
+import enum
+import functools
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from aioload.layout import ALIGNMENT
+
+_MIN_SLOT_BYTES = 4096
+
+View: TypeAlias = Callable[[torch.dtype, int, int], torch.Tensor]
+"""Gives a flat tensor of a dtype and a number of items at a byte offset of a slot, or of its device copy."""
+
+
+class SlotState(enum.Enum):
+    """Who may touch a slot's bytes."""
+
+    FREE = "free"  # nobody
+    FILLING = "filling"  # the threads that write rows
+    READY = "ready"  # the engine, which only reads
+    LENT = "lent"  # the consumer
+    DROPPED = "dropped"  # nobody, for ever: the ring let it go
+
+
+class Slot:
+    """One byte arena of the ring, ``arena`` being a uint8 array aligned to :data:`~aioload.layout.ALIGNMENT`."""
+
+    __slots__ = ("_memory", "_watch", "arena", "state")
+
+    def __init__(self, num_bytes: int, *, pinned: bool) -> None:
+        if pinned:
+            # Page-locked memory starts on a page.
+            self._memory: Any = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self.arena = self._memory.numpy()
+        else:
+            self._memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+            start = -self._memory.ctypes.data % ALIGNMENT
+            self.arena = self._memory[start : start + num_bytes]
+        self.state = SlotState.FREE
+        self._watch: weakref.ref[_Lent] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.state.value} {self.arena.nbytes} bytes at {self.arena.ctypes.data:#x}>"
+
+    def tensor(self, num_bytes: int) -> torch.Tensor:
+        """Return the first ``num_bytes`` as a uint8 tensor (page-locked where the slot is): borrowed, not lent."""
+        if isinstance(self._memory, torch.Tensor):
+            return self._memory[:num_bytes]
+        return torch.from_numpy(self.arena[:num_bytes])
+
+    def seal(self) -> None:
+        """FILLING -> READY: the last row has been written."""
+        assert self.state is SlotState.FILLING, self
+        self.state = SlotState.READY
+
+
+class _Lent(np.ndarray[Any, Any]):
+    """A view of an arena that lives exactly as long as any tensor or array made from it."""
+
+
+def _view_of_array(arena: _Lent, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+    return torch.frombuffer(arena, dtype=dtype, count=count, offset=offset)
+
+
+def _view_of_tensor(memory: torch.Tensor, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+    return memory[offset : offset + count * dtype.itemsize].view(dtype)
+
+
+class Ring:
+    """A growing set of slots. Any thread may call any method.
+
+    Args:
+        pinned: Whether slots are page-locked memory, which device copies need to run beside the host.
+        reuse: Whether a slot that was lent comes back. Without it every batch has memory of its own from torch's
+            allocator, which alone knows when copies that the consumer issued from page-locked memory are done.
+        max_free: Slots kept when free; more are given back to the allocator.
+        warn_held: Lent slots at which one warning says that batches are being held.
+        poison: A byte that every slot is filled with when it becomes free, so that a test sees a stale view.
+    """
+
+    def __init__(
+        self,
+        *,
+        pinned: bool = False,
+        reuse: bool = True,
+        max_free: int = 8,
+        warn_held: int = 64,
+        poison: int | None = None,
+    ) -> None:
+        self.pinned, self.reuse = pinned, reuse
+        self.max_free, self.warn_held, self.poison = max_free, warn_held, poison
+        self.max_held_seen = 0
+        # Re-entrant: a garbage collection inside a guarded block may run a finalizer that releases slots.
+        self._lock = threading.RLock()
+        self._free: list[Slot] = []
+        self._lent: set[Slot] = set()
+        # Slots whose last view is gone. A collector may report one while this very thread holds the lock, so
+        # reports are only appended here (which needs no lock) and taken in at the next acquire.
+        self._returned: deque[Slot] = deque()
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"<Ring free={len(self._free)} lent={self.num_lent} pinned={self.pinned}>"
+
+    @property
+    def num_lent(self) -> int:
+        """Slots that the consumer can still see."""
+        return len(self._lent) - len(self._returned)
+
+    def acquire(self, num_bytes: int) -> Slot:
+        """Return a slot of at least ``num_bytes``, FREE -> FILLING; the caller owns it. Never waits."""
+        with self._lock:
+            self._take_in()
+            fitting = [slot for slot in self._free if slot.arena.nbytes >= num_bytes]
+            if fitting:
+                slot = min(fitting, key=lambda slot: slot.arena.nbytes)
+                self._free.remove(slot)
+                slot.state = SlotState.FILLING
+                return slot
+            if self._free and len(self._free) >= self.max_free:
+                self._free.pop(0).state = SlotState.DROPPED  # all are too small: replace rather than add
+        slot = Slot(max(_MIN_SLOT_BYTES, num_bytes), pinned=self.pinned)
+        slot.state = SlotState.FILLING
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """FILLING or READY -> FREE: the caller gives the slot back and must not touch it again."""
+        assert slot.state in (SlotState.FILLING, SlotState.READY), slot
+        with self._lock:
+            self._put_back(slot)
+
+    def lend(self, slot: Slot) -> View:
+        """READY -> LENT: return a function that gives out tensors over the arena, for the consumer.
+
+        The slot comes back by itself when that function, and all the tensors it gave, have been collected.
+        """
+        assert slot.state is SlotState.READY, slot
+        if not self.reuse:
+            slot.state = SlotState.DROPPED
+            return functools.partial(_view_of_tensor, slot.tensor(slot.arena.nbytes))
+        lent = slot.arena.view(_Lent)
+        slot.state = SlotState.LENT
+        returned = self._returned
+        slot._watch = weakref.ref(lent, lambda _: returned.append(slot))  # noqa: SLF001
+        with self._lock:
+            self._lent.add(slot)
+        return functools.partial(_view_of_array, lent)
+
+    def warn_if_held(self) -> None:
+        """Warn, once, when the consumer holds so many batches that memory grows with them."""
+        self.max_held_seen = max(self.max_held_seen, self.num_lent)
+        if self._warned or self.num_lent < self.warn_held:
+            return
+        self._warned = True
+        with self._lock:
+            held_bytes = sum(slot.arena.nbytes for slot in self._lent)
+        warnings.warn(
+            f"{self.num_lent} batches ({held_bytes / 1e6:.0f} MB) are still referenced, so each new batch needs "
+            "new memory. If that is not meant, drop batches after use, or keep copies of the parts you need.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _take_in(self) -> None:
+        while self._returned:
+            slot = self._returned.popleft()
+            self._lent.discard(slot)
+            slot._watch = None  # noqa: SLF001
+            self._put_back(slot)
+
+    def _put_back(self, slot: Slot) -> None:
+        if self.poison is not None:
+            slot.arena.fill(self.poison)
+        if len(self._free) >= self.max_free:
+            slot.state = SlotState.DROPPED
+        else:
+            slot.state = SlotState.FREE
+            self._free.append(slot)

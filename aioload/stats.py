@@ -1,0 +1,85 @@
+"""Stats: what each stage did and how long it took, summed without a lock and read as an immutable snapshot."""
+
+import dataclasses
+import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderStats:
+    """What a loader has done since it was made, over all its iterators. Times are summed over threads.
+
+    Attributes:
+        samples: Samples fetched (of batches not delivered, too).
+        batches: Batches handed to the consumer.
+        bytes_read: Bytes read from files.
+        read_s: Seconds threads spent reading (opening and closing included).
+        decode_s: Seconds threads (or coroutines, waiting included) spent in ``decode``, ``__getitem__``,
+            ``__getitems__`` or gathering.
+        collate_s: Seconds spent writing rows, collating and building batches.
+        wait_s: Seconds the consumer waited for a batch that was not there yet.
+        reads_in_flight: Reads (or awaited samples) under way at this moment.
+        reads_limit: Reads the loader lets be under way at present; it lowers this by itself, down to one,
+            while reads are so short that threads would only contend for the interpreter.
+    """
+
+    samples: int = 0
+    batches: int = 0
+    bytes_read: int = 0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    collate_s: float = 0.0
+    wait_s: float = 0.0
+    reads_in_flight: int = 0
+    reads_limit: int = 0
+
+
+class Tally:
+    """What one thread did. Only that thread adds to it; any thread may read it."""
+
+    __slots__ = (
+        "batches",
+        "bytes_read",
+        "collate_s",
+        "decode_s",
+        "read_s",
+        "reads_in_flight",
+        "samples",
+        "wait_s",
+    )
+
+    def __init__(self) -> None:
+        self.samples = self.batches = self.bytes_read = self.reads_in_flight = 0
+        self.read_s = self.decode_s = self.collate_s = self.wait_s = 0.0
+
+
+class Ledger:
+    """The tallies of all threads of a loader, dead ones folded into one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[Tally] = []
+        self._closed = Tally()
+
+    def open(self) -> Tally:
+        """Return a new tally, for one thread."""
+        tally = Tally()
+        with self._lock:
+            self._open.append(tally)
+        return tally
+
+    def close(self, tally: Tally) -> None:
+        """Fold ``tally`` in; its thread has ended."""
+        with self._lock:
+            if tally in self._open:
+                self._open.remove(tally)
+                for name in Tally.__slots__:
+                    setattr(self._closed, name, getattr(self._closed, name) + getattr(tally, name))
+
+    def snapshot(self, reads_limit: int) -> LoaderStats:
+        """Return the sums."""
+        with self._lock:
+            tallies = [self._closed, *self._open]
+            sums = {name: sum(getattr(tally, name) for tally in tallies) for name in Tally.__slots__}
+        stats = LoaderStats(**sums, reads_limit=reads_limit)
+        return dataclasses.replace(stats, reads_in_flight=max(0, stats.reads_in_flight))

@@ -1,0 +1,48 @@
+"""Protocols: the shapes a dataset may have. No base class is needed; the loader looks at the methods."""
+
+import os
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+Location: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+"""Where a sample's bytes are: a path of the local file system (mounts included)."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@runtime_checkable
+class MapDataset(Protocol[T_co]):
+    """A sample by index. ``__getitem__`` runs on decode threads, several at a time."""
+
+    def __getitem__(self, index: Any, /) -> T_co:
+        """Return the sample of ``index``; the loader owns it from then on."""
+        ...
+
+
+@runtime_checkable
+class AsyncDataset(Protocol[T_co]):
+    """A sample by index, awaited: ``async def __getitem__``.
+
+    All coroutines of a loader run on one event loop, in its own thread, for as long as the loader lives, so a
+    client bound to the loop may be kept on the dataset over epochs.
+    """
+
+    def __getitem__(self, index: Any, /) -> Awaitable[T_co]:
+        """Return an awaitable of the sample of ``index``."""
+        ...
+
+
+@runtime_checkable
+class StagedDataset(Protocol[T_co]):
+    """A sample in two stages, so that many reads wait at once while few threads decode.
+
+    It should have ``__len__`` and ``__getitem__`` too, so that other loaders can use it.
+    """
+
+    def location(self, index: Any, /) -> Location:
+        """Return where the bytes of sample ``index`` are. Cheap: it runs once per sample, on a read thread."""
+        ...
+
+    def decode(self, data: bytes, index: Any, /) -> T_co:
+        """Return the sample made from the bytes read. Runs on a decode thread, several at a time."""
+        ...

@@ -1,0 +1,1 @@
+"""Benchmarks: aioload beside other ways of loading the same samples."""
