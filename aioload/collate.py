@@ -1,11 +1,12 @@
-"""Collation: a list of samples to a batch, for whatever has no layout, and what to say when it cannot be done.
+"""Collation: a list of samples to a batch, for whatever has no layout.
 
-torch's own rules are used as they are, so registered types, subclasses and new torch releases come along. One
-thing is added: a batch of dataclass instances is an instance of the same dataclass.
+torch's own rules are used as they are, so registered types, subclasses and new torch releases come along. Two
+things are added: a batch of dataclass instances is an instance of the same dataclass, and an array that torch
+cannot share memory with (read-only, or with strides of another kind than its own) is copied first.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,23 @@ import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from aioload.errors import CollateError, SampleTypeError
-from aioload.layout import build_dataclass
+from aioload.diagnosis import Describe, diagnose
+from aioload.errors import CollateError, SampleKeyError, SampleTypeError, SampleValueError
+from aioload.structure import build_dataclass, is_dataclass_instance, with_items, with_parts
 
 _STOCK_RULES = dict(default_collate_fn_map)
 
-Describe = Callable[[int], str]
-"""Names a sample by its position in the batch, such as ``"index 7 ('a.png')"``."""
+_ERRORS: dict[type[Exception], Callable[[str], Exception]] = {
+    RuntimeError: CollateError,
+    TypeError: SampleTypeError,
+    ValueError: SampleValueError,
+    KeyError: SampleKeyError,
+}
+
+
+def collation_rules() -> Mapping[Any, Any]:
+    """Return torch's collation rules, which a user may add to or replace at any time."""
+    return default_collate_fn_map
 
 
 def rows_allowed(collate_fn: Callable[[Any], Any]) -> bool:
@@ -38,33 +49,46 @@ def collate_samples(collate_fn: Callable[[Any], Any], samples: Sequence[Any], de
     Raises:
         CollateError: Samples that ``default_collate`` cannot stack, saying which two differ, where and how.
         SampleTypeError: A value it cannot put into a batch, saying in which sample and field.
-        BaseException: Whatever the user's ``collate_fn`` raises, as it is.
+        SampleKeyError: A field that one sample has and another has not.
+        SampleValueError: What else torch finds wrong with a value.
+        BaseException: Whatever the user's ``collate_fn`` raises, as it is; with a note, what is raised while
+            rules of the user's own are registered with torch.
     """
     if collate_fn is not default_collate:
         return collate_fn(samples)
-    rules: dict[Any, Any] = {**default_collate_fn_map, _AnyDataclass: _collate_dataclasses}
     try:
-        return collate([_writable(sample) for sample in samples], collate_fn_map=rules)
+        return _collate_by_rules(samples)
     except Exception as exc:
-        problem = _find_problem(samples, describe)
-        if problem is None:
+        finding = diagnose(samples, describe, _collate_by_rules, tuple(default_collate_fn_map))
+        if finding is None:
             raise
-        if isinstance(exc, RuntimeError):
-            raise CollateError(_join(exc, problem)) from exc
-        if isinstance(exc, TypeError):
-            raise SampleTypeError(_join(exc, problem)) from exc
-        exc.add_note(problem)
-        raise
+        make = _ERRORS.get(TypeError if finding.is_type_error else _builtin_of(exc))
+        if make is None or default_collate_fn_map != _STOCK_RULES:
+            exc.add_note(finding.text)
+            raise
+        message = f"{exc}\n{finding.text}"
+        raise make(message) from exc
 
 
 def convert_sample(collate_fn: Callable[[Any], Any], sample: Any) -> Any:
     """Return the sample as ``batch_size=None`` yields it: arrays made tensors by default."""
-    return collate_fn(_writable(sample) if collate_fn is default_convert else sample)
+    return collate_fn(_shareable_parts(sample) if collate_fn is default_convert else sample)
+
+
+def _collate_by_rules(samples: Sequence[Any]) -> Any:
+    rules: dict[Any, Any] = {**default_collate_fn_map, _AnyDataclass: _collate_dataclasses}
+    if rules.get(np.ndarray) is _STOCK_RULES[np.ndarray]:
+        rules[np.ndarray] = _collate_arrays
+    return collate(samples, collate_fn_map=rules)
+
+
+def _collate_arrays(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+    return _STOCK_RULES[np.ndarray]([_shareable(sample) for sample in samples], collate_fn_map=collate_fn_map)
 
 
 class _DataclassMeta(type):
     def __instancecheck__(cls, instance: object) -> bool:
-        return dataclasses.is_dataclass(instance) and not isinstance(instance, type)
+        return is_dataclass_instance(instance)
 
 
 class _AnyDataclass(metaclass=_DataclassMeta):
@@ -72,84 +96,49 @@ class _AnyDataclass(metaclass=_DataclassMeta):
 
 
 def _collate_dataclasses(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-    names = [field.name for field in dataclasses.fields(samples[0])]
+    kind = type(samples[0])
+    for sample in samples:
+        if type(sample) is not kind:
+            message = f"each element in list of batch should be of one type, but got {kind} and {type(sample)}"
+            raise TypeError(message)
+    names = [field.name for field in dataclasses.fields(kind)]
     values = [collate([getattr(s, name) for s in samples], collate_fn_map=collate_fn_map) for name in names]
-    return build_dataclass(type(samples[0]), names, values)
+    return build_dataclass(kind, names, values)
 
 
-def _writable(value: Any) -> Any:
-    """Return ``value`` with read-only arrays copied: a tensor over them could be written through."""
+def _shareable(value: Any) -> Any:
+    """Return ``value``, or a copy of an array that no tensor could, or should, share the memory of."""
+    if not isinstance(value, np.ndarray):
+        return value
+    whole = all(stride >= 0 and stride % value.itemsize == 0 for stride in value.strides) if value.itemsize else True
+    return value if value.flags.writeable and whole else np.array(value)
+
+
+def _shareable_parts(value: Any) -> Any:
+    """Return ``value`` with the arrays in it made shareable, in containers that are copied only where needed."""
     if isinstance(value, np.ndarray):
-        return value if value.flags.writeable else np.array(value)
-    if type(value) is tuple or type(value) is list:
-        return type(value)([_writable(item) for item in value])
-    if type(value) is dict:
-        return {key: _writable(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_writable(item) for item in value])
+        return _shareable(value) if type(value).__module__ == "numpy" else value  # as default_convert asks
+    if isinstance(value, Mapping):
+        items = {key: _shareable_parts(item) for key, item in value.items()}
+        unchanged = all(items[key] is item for key, item in value.items())
+        return value if unchanged else with_items(value, items)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        parts = [_shareable_parts(item) for item in value]
+        unchanged = all(part is item for part, item in zip(parts, value, strict=True))
+        return value if unchanged else with_parts(value, parts)
     return value
 
 
-def _join(exc: Exception, problem: str) -> str:
-    return f"{exc}\n{problem}"
+def _builtin_of(exc: Exception) -> type[Exception]:
+    return next((kind for kind in _ERRORS if isinstance(exc, kind)), Exception)
 
 
-def _find_problem(samples: Sequence[Any], describe: Describe) -> str | None:
-    """Return a sentence on the first sample that does not go with the first one, or ``None`` if all do."""
-    if not samples:
-        return None
-    first = dict(_leaves_of(samples[0], ""))
-    for path, value in first.items():
-        if not _can_be_collated(value):
-            return f"Sample {describe(0)} holds a {type(value).__name__} at {_place(path)}; " + _ADVICE_TYPE
-    for position, sample in enumerate(samples[1:], start=1):
-        other = dict(_leaves_of(sample, ""))
-        for path in [*first, *(path for path in other if path not in first)]:
-            mine, theirs = _kind_of(first, path), _kind_of(other, path)
-            if mine != theirs:
-                return (
-                    f"Samples {describe(0)} and {describe(position)} differ at {_place(path)}: "
-                    f"{mine} against {theirs}. " + _ADVICE_SHAPE
-                )
-    return None
-
-
-_ADVICE_TYPE = "return tensors, arrays, numbers, strings or containers of them, or pass a collate_fn."
-_ADVICE_SHAPE = "Give all samples one shape and structure (in the dataset or its transform), or pass a collate_fn."
-
-
-def _leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _leaves_of(item, f"{path}[{key!r}]")
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        for name, item in zip(value._fields, value, strict=True):
-            yield from _leaves_of(item, f"{path}.{name}")
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes) and value:
-        for number, item in enumerate(value):
-            yield from _leaves_of(item, f"{path}[{number}]")
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _leaves_of(getattr(value, field.name), f"{path}.{field.name}")
-    else:
-        yield path, value
-
-
-def _kind_of(leaves: Mapping[str, Any], path: str) -> str:
-    if path not in leaves:
-        return "nothing there"
-    value = leaves[path]
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return f"shape {tuple(value.shape)}"
-    # Numbers go together whatever their type.
-    return "a number" if isinstance(value, bool | int | float | np.number) else f"a {type(value).__name__}"
-
-
-def _can_be_collated(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biufc"
-    return any(isinstance(value, kind) for kind in default_collate_fn_map) or isinstance(value, Mapping | Sequence)
-
-
-def _place(path: str) -> str:
-    return path or "the sample itself"
+def tensor_bytes(value: Any) -> int:
+    """Return the bytes of the tensors in a batch, as far as they can be seen."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes if value.layout is torch.strided else 0  # sparse ones do not say
+    if isinstance(value, dict):
+        return sum(map(tensor_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(tensor_bytes, value))
+    return 0

@@ -5,18 +5,19 @@ leaves are views of it there. The host never waits: the consumer's stream waits 
 slot goes back to the ring once that event has passed, and the device allocator is told of the consumer's stream.
 """
 
-import copy
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from aioload.errors import ArgumentError
-from aioload.layout import Column, Layout, build_dataclass
+from aioload.layout import Layout
+from aioload.leaf import Column
 from aioload.ring import Ring, Slot
+from aioload.structure import is_dataclass_instance, with_fields, with_items, with_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Copier(Protocol):
         """Issue the copies of a batch that is in no slot. On the loop thread only."""
         ...
 
-    def receive(self, copied: Copied) -> None:
-        """Make the consumer's current stream wait for the copy. In the consumer's thread."""
+    def receive(self, copied: Copied) -> Any:
+        """Return the batch and make the consumer's current stream wait for its copy. In the consumer's thread."""
         ...
 
     def move(self, value: Any) -> Any:
@@ -77,21 +78,38 @@ class CudaCopier:
         return Copied(layout.batch(tensors), event)
 
     def copy(self, value: Any) -> Copied:
-        """Issue the copies of a batch that is in no slot."""
+        """Issue the copies of a batch that is in no slot. Some are left for :meth:`receive`."""
         stream = self._side_stream()
         with torch.cuda.stream(stream):  # type: ignore[arg-type]
-            moved = self.move(value)
+            moved = map_tensors(value, self._to_device)
             return Copied(moved, stream.record_event())
 
-    def receive(self, copied: Copied) -> None:
-        """Make the consumer's current stream wait for the copy, and the allocator remember that stream."""
+    def receive(self, copied: Copied) -> Any:
+        """Return the batch; the consumer's current stream waits for it, and the allocator remembers that stream.
+
+        What is no single piece of memory (sparse tensors, objects that move themselves) is moved here: what it
+        would take on the side stream could not be marked, and so might be used again too early.
+        """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copied.event)
-        map_tensors(copied.value, lambda tensor: _mark_used(tensor, current))
+
+        def take(tensor: torch.Tensor) -> torch.Tensor:
+            if not _is_one_piece(tensor):
+                return tensor.to(self._device)
+            tensor.record_stream(current)
+            return tensor
+
+        return map_tensors(copied.value, take, self._move_itself)
 
     def move(self, value: Any) -> Any:
         """Return ``value`` with its tensors on the device, copied on the caller's current stream."""
-        return map_tensors(value, lambda tensor: tensor.to(self._device, non_blocking=True))
+        return map_tensors(value, lambda tensor: tensor.to(self._device, non_blocking=True), self._move_itself)
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True) if _is_one_piece(tensor) else tensor
+
+    def _move_itself(self, value: Any) -> Any:
+        return value.to(self._device)
 
     def _side_stream(self) -> torch.Stream:
         if self._stream is None:
@@ -130,33 +148,34 @@ def resolve_device(device: Any) -> torch.device:
     return resolved if resolved.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
-def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return ``value`` with ``function`` applied to each tensor in it; other leaves stay as they are."""
+def map_tensors(
+    value: Any, function: Callable[[torch.Tensor], torch.Tensor], own: Callable[[Any], Any] | None = None
+) -> Any:
+    """Return ``value`` with ``function`` applied to each tensor in it; other leaves stay as they are.
+
+    Args:
+        value: Containers of any kind and depth. Those without a tensor are returned as they are, not copied.
+        function: Maps a tensor.
+        own: Maps an object that is no tensor but has a method ``to``, which is not looked into.
+    """
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, dict):
-        mapped = {key: map_tensors(item, function) for key, item in value.items()}
-        return mapped if type(value) is dict else _refilled(value, mapped)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[map_tensors(item, function) for item in value])
-    if isinstance(value, list | tuple):
-        return type(value)([map_tensors(item, function) for item in value])
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        values = [map_tensors(getattr(value, name), function) for name in names]
-        return build_dataclass(type(value), names, values)
-    if callable(getattr(value, "to", None)):  # a batch of the user's own type that can move itself
-        return function(value)
+    if callable(getattr(value, "to", None)):
+        return value if own is None else own(value)
+    if isinstance(value, Mapping):
+        items = {key: map_tensors(item, function, own) for key, item in value.items()}
+        return value if all(items[key] is item for key, item in value.items()) else with_items(value, items)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        parts = [map_tensors(item, function, own) for item in value]
+        unchanged = all(part is item for part, item in zip(parts, value, strict=True))
+        return value if unchanged else with_parts(value, parts)
+    if is_dataclass_instance(value):
+        before = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        after = [map_tensors(item, function, own) for item in before]
+        unchanged = all(one is other for one, other in zip(before, after, strict=True))
+        return value if unchanged else with_fields(value, after)
     return value
 
 
-def _refilled(original: dict[Any, Any], items: dict[Any, Any]) -> Any:
-    clone = copy.copy(original)
-    clone.update(items)
-    return clone
-
-
-def _mark_used(tensor: torch.Tensor, stream: Any) -> torch.Tensor:
-    if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-        tensor.record_stream(stream)
-    return tensor
+def _is_one_piece(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested

@@ -6,6 +6,7 @@ What user code raises is never wrapped: the very object reaches the caller with 
 """
 
 import contextlib
+import threading
 from typing import Any, NamedTuple
 
 _CONTEXT = "_aioload_context"
@@ -57,12 +58,27 @@ class SampleTypeError(AioloadError, TypeError):
     """A sample holds a value that cannot be put into a batch; the message names the sample and the field."""
 
 
+class SampleValueError(AioloadError, ValueError):
+    """A sample holds a value of a known type that cannot be put into a batch; the message names sample and field."""
+
+
+class SampleKeyError(AioloadError, KeyError):
+    """One sample of a batch lacks a field that another has; the message names both samples and the field."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show the message in quotes
+
+
 class LoaderTimeoutError(AioloadError, RuntimeError, TimeoutError):
     """A batch took longer than ``timeout`` seconds; the message names the samples still missing."""
 
 
 class LoaderClosedError(AioloadError, RuntimeError):
     """The loader or iterator was closed while, or before, a batch was asked for."""
+
+
+class RunningLoopError(AioloadError, RuntimeError):
+    """What was asked for has to run an event loop in a thread where one is running already."""
 
 
 class ForkedIteratorError(AioloadError, RuntimeError):
@@ -94,15 +110,18 @@ def error_context(exc: BaseException) -> ErrorContext | None:
 def annotate(exc: BaseException, context: ErrorContext) -> None:
     """Put ``context`` on ``exc``, as an attribute and as a note, in place of an earlier one of ours.
 
-    An exception object that user code raises twice (a cached one) carries the context of its last delivery.
-    An exception that refuses attributes keeps its class and fields and goes without.
+    An exception object that user code raises twice (a cached one) carries the context of its last delivery. The
+    exception's own ``__setattr__`` and ``add_note`` are not asked: a frozen dataclass, say, would refuse both.
     """
     with contextlib.suppress(Exception):
-        notes = getattr(exc, "__notes__", None)
-        if notes:
-            notes[:] = [note for note in notes if not str(note).startswith(_NOTE_PREFIX)]
-        exc.add_note(context.describe())
-        setattr(exc, _CONTEXT, context)
+        object.__setattr__(exc, _CONTEXT, context)
+        others = [note for note in getattr(exc, "__notes__", ()) if not str(note).startswith(_NOTE_PREFIX)]
+        object.__setattr__(exc, "__notes__", [*others, context.describe()])
+
+
+def is_interrupt(exc: BaseException) -> bool:
+    """Whether ``exc`` is Ctrl-C, which comes in the main thread alone, and not the doing of code in another."""
+    return isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def safe_to_raise(exc: BaseException) -> BaseException:
@@ -112,6 +131,17 @@ def safe_to_raise(exc: BaseException) -> BaseException:
     error = StoppedIterationError(f"User code raised {exc!r}, which would have ended the loop in silence.")
     error.__cause__ = exc
     return error
+
+
+def describe_sample(index: Any, location: Any) -> str:
+    """Return how a sample is called in a message."""
+    return f"index {index!r}" if location is None else f"index {index!r} ({str(location)!r})"
+
+
+def strip(exc: BaseException) -> BaseException:
+    """Return ``exc`` without the topmost frame of its traceback: our own, which would keep all it works with alive."""
+    traceback = exc.__traceback__
+    return exc.with_traceback(traceback.tb_next if traceback is not None else None)
 
 
 def _shorten(indices: list[Any]) -> str:

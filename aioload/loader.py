@@ -1,24 +1,23 @@
 """The loader: torch's DataLoader by its arguments and attributes, our engine by its work."""
 
-import asyncio
-import concurrent.futures
 import os
-import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.utils.data as torch_data
 
 from aioload.collate import rows_allowed
 from aioload.copier import resolve_device
-from aioload.engine import window
+from aioload.engine import aside, window
 from aioload.engine.memory import available_bytes
-from aioload.engine.run import Answer, Settings
-from aioload.engine.runtime import Pass, Plan, Runtime
+from aioload.engine.runtime import Plan, Runtime
+from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, Source
 from aioload.errors import ArgumentError
+from aioload.iterators import AsyncBatchIterator, BatchIterator
 from aioload.stats import LoaderStats
+from aioload.types import MapDataset, StagedDataset
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -57,7 +56,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             where that would be fewer samples than ``num_concurrent_reads``, fewer where batches ahead would
             fill more than a quarter of the memory available.
         persistent_workers: Whether threads outlive a pass. The next pass then begins to load while the present
-            one ends, if the sampler is one of torch's and the dataset's attributes stay the same objects.
+            one ends, if the sampler is one of torch's. It begins anew if by then a generator, the sampler,
+            dataset or collate_fn, or what they are made of, has changed (of large arrays a part is looked at).
         pin_memory_device: Not supported; the current accelerator is used.
         in_order: Whether batches come in the sampler's order; ``False`` yields each when it is ready.
         device: Where batches arrive. For a CUDA device the copy runs on a stream of the loader's own, and the
@@ -75,7 +75,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: MapDataset[T_co] | StagedDataset[T_co] | torch_data.Dataset[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
@@ -109,7 +109,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         # torch knows prefetch_factor only beside workers; 2 is our default and so cannot be told from "not given".
         factor = None if num_workers == 0 and prefetch_factor == 2 else prefetch_factor
         super().__init__(
-            dataset,
+            cast("torch_data.Dataset[T_co]", dataset),  # torch asks for less than it says
             batch_size,
             shuffle,
             sampler,
@@ -129,15 +129,15 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self.device = resolve_device(device)
         self.seed = seed
         self.num_concurrent_reads = num_concurrent_reads
-        self._runtime_or_none: Runtime | None = None
+        self._runtimes: dict[int, Runtime] = {}  # by process: a forked child makes its own
 
     def __iter__(self) -> "BatchIterator":  # type: ignore[override]  # torch declares its own iterator class
         """Begin a new pass, and start to load."""
-        return BatchIterator(self, self._runtime().begin())
+        return BatchIterator(self, self._runtime().begin(self._plan()))
 
     def __aiter__(self) -> "AsyncBatchIterator":
         """Begin a new pass for a coroutine; loading starts with the first ``await``."""
-        return AsyncBatchIterator(self, self._runtime().begin())
+        return AsyncBatchIterator(self, self._runtime().begin(self._plan()))
 
     def __enter__(self) -> "DataLoader[T_co]":
         return self
@@ -149,7 +149,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        await aside.call(self.close)
 
     def close(self) -> None:
         """End all passes over this loader and its threads; a later ``iter()`` begins anew.
@@ -158,8 +158,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         call it, also while another waits for a batch, who then gets a
         :class:`~aioload.errors.LoaderClosedError`.
         """
-        if self._runtime_or_none is not None:
-            self._runtime_or_none.close()
+        runtime = self._runtimes.get(os.getpid())
+        if runtime is not None:
+            runtime.close()
 
     def stats(self) -> LoaderStats:
         """Return what has been loaded, and where the time went, since the loader was made."""
@@ -170,17 +171,18 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments; nothing that is under way travels."""
-        return {**self.__dict__, "_runtime_or_none": None}
+        return {**self.__dict__, "_runtimes": {}}
 
     def _get_iterator(self) -> Any:
         return iter(self)
 
     def _runtime(self) -> Runtime:
-        runtime = self._runtime_or_none
-        if runtime is None or runtime.pid != os.getpid():
-            runtime = Runtime(self._plan())
-            self._runtime_or_none = runtime
-            weakref.finalize(self, runtime.close)
+        runtime = self._runtimes.get(os.getpid())
+        if runtime is None:  # two threads may get here at once: one of theirs is taken, by both
+            new = Runtime(self._plan())
+            runtime = self._runtimes.setdefault(os.getpid(), new)
+            if runtime is new:
+                runtime.close_with(self)
         return runtime
 
     def _plan(self) -> Plan:
@@ -218,91 +220,6 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def _pins(self) -> bool:
         return bool(self.pin_memory) and self.device.type == "cpu" and torch.cuda.is_available()
-
-
-class _PassHolder:
-    """What both faces of a pass have in common. Dropping the last reference ends the pass."""
-
-    def __init__(self, loader: DataLoader[Any], new: Pass) -> None:
-        self._loader = loader  # keeps it, and so its slots and persistent threads, for as long as the pass
-        self._pass = new
-        self._closer = weakref.finalize(self, new.collected)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._pass.run!r}>"
-
-    def __reduce__(self) -> Any:
-        message = f"{type(self).__name__} is at work and cannot be pickled or copied; pickle the DataLoader instead."
-        raise TypeError(message)
-
-    def _end(self) -> None:
-        self._closer.detach()
-        self._pass.close()
-
-
-class BatchIterator(_PassHolder):
-    """One pass over a loader, for ``for`` and ``next``. Any thread may call ``next``, several at once."""
-
-    def __init__(self, loader: DataLoader[Any], new: Pass) -> None:
-        super().__init__(loader, new)
-        new.run.start()
-
-    def __iter__(self) -> "BatchIterator":
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next batch, which is the caller's, waiting until it is there.
-
-        Raises:
-            StopIteration: The pass is over.
-            LoaderTimeoutError: It took longer than the loader's ``timeout``. Asking again goes on waiting.
-            LoaderClosedError: The loader or this iterator was closed.
-            ForkedIteratorError: The iterator was made before a fork, in the parent.
-            BaseException: What the dataset, ``collate_fn`` or sampler raised for this batch. Asking again
-                gives the batch after it.
-        """
-        batch = self._pass.run.next()
-        if batch is Answer.OVER:
-            self._end()
-            raise StopIteration
-        return batch
-
-    def close(self) -> None:
-        """End the pass. A thread that waits in ``next`` gets a :class:`~aioload.errors.LoaderClosedError`."""
-        self._end()
-
-
-class AsyncBatchIterator(_PassHolder):
-    """One pass over a loader, for ``async for``. Several coroutines may await batches at once, of any loop."""
-
-    def __init__(self, loader: DataLoader[Any], new: Pass) -> None:
-        super().__init__(loader, new)
-        self._started: concurrent.futures.Future[None] | None = None
-
-    def __aiter__(self) -> "AsyncBatchIterator":
-        return self
-
-    async def __anext__(self) -> Any:
-        """Return the next batch, which is the caller's; the event loop goes on meanwhile.
-
-        Raises as :meth:`BatchIterator.__next__`, at the end ``StopAsyncIteration``. A cancelled call loses no batch.
-        """
-        if self._started is None:
-            self._started = self._pass.start_on_loop()
-        if not self._started.done():
-            await asyncio.wrap_future(self._started)
-        batch = await self._pass.run.anext()
-        if batch is Answer.OVER:
-            self._end()
-            raise StopAsyncIteration
-        return batch
-
-    async def aclose(self) -> None:
-        """End the pass."""
-        self._end()
 
 
 def usable_cores() -> int:

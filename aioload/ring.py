@@ -94,7 +94,8 @@ class Ring:
         reuse: Whether a slot that was lent comes back. Without it every batch has memory of its own from torch's
             allocator, which alone knows when copies that the consumer issued from page-locked memory are done.
         max_free: Slots kept when free; more are given back to the allocator.
-        warn_held: Lent slots at which one warning says that batches are being held.
+        warn_held: Lent slots at which one warning says that batches are being held ...
+        warn_held_bytes: ... if they are as many bytes as this.
         poison: A byte that every slot is filled with when it becomes free, so that a test sees a stale view.
     """
 
@@ -105,15 +106,18 @@ class Ring:
         reuse: bool = True,
         max_free: int = 8,
         warn_held: int = 64,
+        warn_held_bytes: int = 64 << 20,
         poison: int | None = None,
     ) -> None:
         self.pinned, self.reuse = pinned, reuse
-        self.max_free, self.warn_held, self.poison = max_free, warn_held, poison
+        self.max_free, self.poison = max_free, poison
+        self.warn_held, self.warn_held_bytes = warn_held, warn_held_bytes
         self.max_held_seen = 0
         # Re-entrant: a garbage collection inside a guarded block may run a finalizer that releases slots.
         self._lock = threading.RLock()
         self._free: list[Slot] = []
         self._lent: set[Slot] = set()
+        self._lent_bytes = 0
         # Slots whose last view is gone. A collector may report one while this very thread holds the lock, so
         # reports are only appended here (which needs no lock) and taken in at the next acquire.
         self._returned: deque[Slot] = deque()
@@ -133,12 +137,11 @@ class Ring:
             self._take_in()
             fitting = [slot for slot in self._free if slot.arena.nbytes >= num_bytes]
             if fitting:
-                slot = min(fitting, key=lambda slot: slot.arena.nbytes)
+                # The smallest, and of those the one freed last: its bytes may still be in the processor's cache.
+                slot = min(reversed(fitting), key=lambda slot: slot.arena.nbytes)
                 self._free.remove(slot)
                 slot.state = SlotState.FILLING
                 return slot
-            if self._free and len(self._free) >= self.max_free:
-                self._free.pop(0).state = SlotState.DROPPED  # all are too small: replace rather than add
         slot = Slot(max(_MIN_SLOT_BYTES, num_bytes), pinned=self.pinned)
         slot.state = SlotState.FILLING
         return slot
@@ -164,6 +167,7 @@ class Ring:
         slot._watch = weakref.ref(lent, lambda _: returned.append(slot))  # noqa: SLF001
         with self._lock:
             self._lent.add(slot)
+            self._lent_bytes += slot.arena.nbytes
         return functools.partial(_view_of_array, lent)
 
     def warn_if_held(self) -> None:
@@ -171,28 +175,33 @@ class Ring:
         self.max_held_seen = max(self.max_held_seen, self.num_lent)
         if self._warned or self.num_lent < self.warn_held:
             return
-        self._warned = True
         with self._lock:
-            held_bytes = sum(slot.arena.nbytes for slot in self._lent)
+            self._take_in()
+            num_held, held_bytes = len(self._lent), self._lent_bytes
+        if num_held < self.warn_held or held_bytes < self.warn_held_bytes:
+            return
+        self._warned = True
         warnings.warn(
-            f"{self.num_lent} batches ({held_bytes / 1e6:.0f} MB) are still referenced, so each new batch needs "
+            f"{num_held} batches ({held_bytes / 1e6:.0f} MB) are still referenced, so each new batch needs "
             "new memory. If that is not meant, drop batches after use, or keep copies of the parts you need.",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,  # the line of the loop
         )
 
     def _take_in(self) -> None:
         while self._returned:
             slot = self._returned.popleft()
             self._lent.discard(slot)
+            self._lent_bytes -= slot.arena.nbytes
             slot._watch = None  # noqa: SLF001
             self._put_back(slot)
 
     def _put_back(self, slot: Slot) -> None:
         if self.poison is not None:
             slot.arena.fill(self.poison)
-        if len(self._free) >= self.max_free:
-            slot.state = SlotState.DROPPED
-        else:
-            slot.state = SlotState.FREE
-            self._free.append(slot)
+        slot.state = SlotState.FREE
+        self._free.append(slot)
+        if len(self._free) > self.max_free:  # batches that have grown must not leave the ring full of small slots
+            smallest = min(self._free, key=lambda slot: slot.arena.nbytes)
+            self._free.remove(smallest)
+            smallest.state = SlotState.DROPPED

@@ -10,7 +10,7 @@ class LoaderStats:
     """What a loader has done since it was made, over all its iterators. Times are summed over threads.
 
     Attributes:
-        samples: Samples fetched (of batches not delivered, too).
+        samples: Samples of batches that have been put together (of those not delivered yet, too).
         batches: Batches handed to the consumer.
         bytes_read: Bytes read from files.
         read_s: Seconds threads spent reading (opening and closing included).
@@ -35,7 +35,10 @@ class LoaderStats:
 
 
 class Tally:
-    """What one thread did. Only that thread adds to it; any thread may read it."""
+    """What one thread did. Only that thread adds to it; any thread may read it.
+
+    Consumers share one, and so add a number that they have at hand: a call in between could let another thread in.
+    """
 
     __slots__ = (
         "batches",
@@ -73,6 +76,7 @@ class Ledger:
         with self._lock:
             if tally in self._open:
                 self._open.remove(tally)
+                tally.reads_in_flight = 0  # a coroutine may have been cancelled, and not have come to say so itself
                 for name in Tally.__slots__:
                     setattr(self._closed, name, getattr(self._closed, name) + getattr(tally, name))
 

@@ -44,7 +44,9 @@ class ImageError(AioloadError, OSError):
     """An image file is empty, broken or over ``max_pixels``; an ``OSError``, as what Pillow raises."""
 
 
-def decode_image(data: bytes, mode: str = "RGB", *, orientation: bool = True, max_pixels: int | None = None) -> Array:
+def decode_image(
+    data: bytes | bytearray | memoryview, mode: str = "RGB", *, orientation: bool = True, max_pixels: int | None = None
+) -> Array:
     """Decode an image file of any kind into an array of one kind.
 
     The first frame counts. Colours are what Pillow's ``convert`` makes of them: CMYK is converted without a
@@ -59,8 +61,8 @@ def decode_image(data: bytes, mode: str = "RGB", *, orientation: bool = True, ma
             upright; ``False`` leaves the rows as they are stored.
         max_pixels: Refuse an image whose header says that it is larger, before it is decoded. It stands in
             for Pillow's guard (a ``DecompressionBombWarning`` over ``PIL.Image.MAX_IMAGE_PIXELS``, an error
-            over twice that), but Pillow's plugins for GIF, TIFF and WebP also ask that guard themselves.
-            ``None`` leaves it all to Pillow.
+            over twice that) for JPEG, PNG and BMP. Pillow's plugins for GIF, TIFF and WebP may ask that guard
+            themselves; other formats and ``None`` leave it all to Pillow.
 
     Returns:
         A ``uint8`` array of shape (height, width, channels), C-contiguous, writable, owned by the caller.
@@ -211,7 +213,7 @@ def _load(image: ImageFile.ImageFile, orientation: bool) -> Image.Transpose | No
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:
     """Return grey of 16 bits by its high byte, as Pillow does for colour; ``convert`` would clip it."""
-    wide = image.mode == "I" and image.format in ("PNG", "PPM")  # 16 bits in 32: PGM, in old versions PNG
+    wide = image.mode == "I" and image.format == "PPM"  # Pillow holds these 16 bits in 32
     if not (wide or image.mode.startswith("I;16")):
         return image
     grey = np.asarray(image)

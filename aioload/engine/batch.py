@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from aioload.collate import collate_samples, convert_sample
+from aioload.collate import collate_samples, convert_sample, tensor_bytes
 from aioload.copier import Copied
-from aioload.errors import ErrorContext, safe_to_raise
-from aioload.layout import Column, Layout
-from aioload.ring import Ring, Slot
+from aioload.engine.recipe import Recipe
+from aioload.errors import ErrorContext, describe_sample, safe_to_raise, strip
+from aioload.layout import Layout
+from aioload.leaf import Column
+from aioload.ring import Slot
 from aioload.stats import Tally
 
 
@@ -35,38 +36,6 @@ class BatchState(enum.Enum):
     OPEN = "open"
     DONE = "done"
     CANCELLED = "cancelled"
-
-
-class Recipe:
-    """How the batches of one pass are made. ``layout`` is that of the batch seen last, shared by all.
-
-    Args:
-        collate_fn: torch's default or the user's.
-        batched: Whether samples are collated (``False``: ``batch_size=None``, one sample is the batch).
-        by_rows: Whether samples may be written into rows of a slot.
-        on_device: Whether a copier takes the slot over, so that it is sealed and not lent.
-        pin: Whether what did not go through a slot is to be copied into page-locked memory.
-        ring: Where slots come from.
-        locate: Returns the path of a sample, or ``None``.
-        on_size: Told the bytes of a batch when they are known.
-    """
-
-    def __init__(
-        self,
-        *,
-        collate_fn: Callable[[Any], Any],
-        batched: bool,
-        by_rows: bool,
-        on_device: bool,
-        pin: bool,
-        ring: Ring,
-        locate: Callable[[Any], Any],
-        on_size: Callable[[int], None],
-    ) -> None:
-        self.collate_fn, self.batched, self.by_rows = collate_fn, batched, by_rows
-        self.on_device, self.pin, self.ring = on_device, pin, ring
-        self.locate, self.on_size = locate, on_size
-        self.layout: Layout | None = None
 
 
 class Batch:
@@ -95,34 +64,40 @@ class Batch:
         self._lock = threading.RLock()
         self._error_position = len(indices)
         self._settled = bytearray(len(indices))
-        self._num_left = len(indices)
+        self._tokens = list(range(len(indices)))  # one per sample that has not settled
         self._has_layout = recipe.by_rows
         self._loose: dict[int, Any] = {}  # samples that are in no row, by position
+        self._whole: tuple[Any] | None = None  # what a dataset gave for the batch, where that is no list of samples
 
     def __repr__(self) -> str:
-        return f"<Batch {self.number} {self.state.value} {self._num_left}/{len(self.indices)} left>"
+        return f"<Batch {self.number} {self.state.value} {len(self._tokens)}/{len(self.indices)} left>"
 
     def wants(self, position: int) -> bool:
         """Whether it is worth loading this sample; if not, :meth:`drop` must be called instead."""
-        return self.state is BatchState.OPEN and position < self._error_position
+        return position < self._error_position and self.state is BatchState.OPEN
 
-    def add(self, position: int, sample: Any, tally: Tally) -> bool:
+    def add(self, position: int, sample: Any) -> bool:
         """Take over a sample; return whether the batch is complete."""
-        started = time.perf_counter()
-        if not self._has_layout or not self._write(position, sample):
+        layout = self.layout
+        try:
+            if layout is None:
+                in_row = self._has_layout and self._write_first(position, sample)
+            else:
+                in_row = layout.write(self.columns, position, sample)
+        except BaseException as exc:  # no memory for a slot, or a property of the user's that fails
+            return self.fail(position, strip(exc), "collate")
+        if not in_row:
             self._loose[position] = sample
-        complete = self._settle(position)
-        tally.samples += 1
-        tally.collate_s += time.perf_counter() - started
-        return complete
+        return self._settle(position)
 
     def fail(self, position: int, exc: BaseException, stage: str) -> bool:
         """Note that a sample failed; return whether the batch is complete. The lowest position counts."""
+        index = self.indices[position]
+        context = ErrorContext(index, self.recipe.locate(index), stage)
         with self._lock:
             if position < self._error_position:
-                index = self.indices[position]
                 self._error_position = position
-                self._set_error(exc, ErrorContext(index, self.recipe.locate(index), stage))
+                self._set_error(exc, context)
         return self._settle(position)
 
     def drop(self, position: int) -> bool:
@@ -131,13 +106,12 @@ class Batch:
 
     def fail_whole(self, exc: BaseException, stage: str, index: Any = None) -> None:
         """Fail for a reason that lies in no single sample, and finish."""
+        self._release_slot()
         with self._lock:
             if self.state is not BatchState.OPEN:
                 return
             self.state = BatchState.DONE
-            self._num_left = 0
             self._set_error(exc, ErrorContext(index, None, stage))
-        self._release_slot()
         self._on_done(self)
 
     def end(self) -> None:
@@ -146,6 +120,18 @@ class Batch:
         self.state = BatchState.DONE
         self._on_done(self)
 
+    def fill_with(self, samples: Any, tally: Tally) -> None:
+        """Take over what the dataset gave for the whole batch, whatever it is, and finish.
+
+        What is not a list goes to ``collate_fn`` as it is: a dataset may make whole batches by itself.
+        """
+        if type(samples) is list:
+            self.fill(samples, tally)
+            return
+        self._whole = (samples,)
+        self.state = BatchState.DONE
+        self.finish(tally)
+
     def fill(self, samples: Sequence[Any], tally: Tally, indices: Sequence[Any] | None = None) -> None:
         """Take over all the samples at once, of ``indices`` if those were not known before, and finish."""
         if indices is not None:
@@ -153,32 +139,39 @@ class Batch:
         if len(samples) != len(self._settled):  # as many as the dataset chose to return
             num_samples = len(samples)
             self.indices = [*self.indices, *[None] * num_samples][:num_samples]
-            self._settled, self._num_left = bytearray(num_samples), num_samples
+            self._settled, self._tokens = bytearray(num_samples), list(range(num_samples))
             self._error_position = num_samples
+        complete = not samples
         for position, sample in enumerate(samples):
-            self.add(position, sample, tally)
-        if self._num_left == 0:
+            complete = self.add(position, sample)
+        if complete:
             self.state = BatchState.DONE
             self.finish(tally)
 
-    def gather(self, layout: Layout, take: Callable[[Sequence[Any], Sequence[Any]], None], tally: Tally) -> None:
-        """Have ``take(indices, columns)`` write all rows at once, and finish."""
+    def gather(self, layout: Layout, take: Callable[[Sequence[Any], Sequence[Any]], bool], tally: Tally) -> bool:
+        """Have ``take(indices, columns)`` write all rows at once, and finish; ``False`` if it would not."""
         started = time.perf_counter()
         try:
             self._open_slot(layout)
-            take(self.indices, self.columns)
-        except BaseException as exc:
+            if not take(self.indices, self.columns):
+                self._release_slot()
+                return False
+            self.layout = layout
+        except KeyboardInterrupt:  # no code of the user's runs here: it is for the consumer, and for now
             self._release_slot()
+            raise
+        except BaseException as exc:
             self.fail_whole(strip(exc), "fetch", list(self.indices))
-            return
-        tally.samples += len(self.indices)
-        tally.decode_s += time.perf_counter() - started
+            return True
+        taken = time.perf_counter()
+        tally.decode_s += taken - started
         self.state = BatchState.DONE
         self.finish(tally)
+        tally.collate_s += time.perf_counter() - taken
+        return True
 
     def finish(self, tally: Tally) -> None:
         """Make the result, by the thread that completed the batch, and report the batch done."""
-        started = time.perf_counter()
         if self.error is None:
             try:
                 self._make_result()
@@ -187,18 +180,25 @@ class Batch:
                 indices = list(self.indices) if self.recipe.batched else self.indices[0]
                 where = None if self.recipe.batched else self.recipe.locate(indices)
                 self._set_error(strip(exc), ErrorContext(indices, where, "collate"))
+            else:
+                tally.samples += len(self.indices)
         self._loose.clear()
-        tally.collate_s += time.perf_counter() - started
+        self._whole = None
         self._on_done(self)
 
     def cancel(self) -> None:
-        """Let the batch go; what is being loaded for it is dropped when it comes."""
+        """Let the batch go; what is being loaded for it is dropped when it comes.
+
+        The thread that settles the last sample gives the slot back, or finishes the batch if it was that far.
+        """
         with self._lock:
-            self.state = BatchState.CANCELLED
-            idle = self._num_left == 0
+            if self.state is BatchState.OPEN:
+                self.state = BatchState.CANCELLED
+
+    def discard(self) -> None:
+        """Drop a finished batch that nobody wants."""
         self.result = self.error = None
-        if idle:
-            self._release_slot()
+        self._release_slot()
 
     def missing(self) -> list[int]:
         """Return the positions of the samples that have not come yet."""
@@ -206,57 +206,62 @@ class Batch:
 
     def describe(self, position: int) -> str:
         """Return how to name a sample in a message."""
-        index = self.indices[position]
-        location = self.recipe.locate(index)
-        return f"index {index!r}" if location is None else f"index {index!r} ({str(location)!r})"
+        indices = self.indices
+        index = indices[position] if position < len(indices) else None  # the dataset may end meanwhile
+        if index is None:  # it goes by its own order
+            return f"sample {position} of the batch"
+        return describe_sample(index, self.recipe.locate(index))
 
     def _settle(self, position: int) -> bool:
+        self._settled[position] = 1
+        # Taking a token is atomic and needs no lock; whoever takes the last one, 0, is the last to settle. A
+        # failure notes itself before it settles, so one of the two that race here sees the other.
+        is_last = self._tokens.pop() == 0
+        if is_last and self.error is None and self.state is BatchState.OPEN:
+            self.state = BatchState.DONE
+            return True
+        if self.error is None and self.state is BatchState.OPEN:
+            return False
         with self._lock:
-            self._settled[position] = 1
-            self._num_left -= 1
-            complete = self.state is BatchState.OPEN and (
-                self._num_left == 0
-                # An error is certain to be the first once all the samples before it have come.
-                or (self.error is not None and self._settled.find(0, 0, self._error_position) < 0)
-            )
+            # An error is certain to be the first once all the samples before it have come.
+            certain = is_last or self._settled.find(0, 0, self._error_position) < 0
+            complete = self.state is BatchState.OPEN and certain
             if complete:
                 self.state = BatchState.DONE
-            abandoned = self._num_left == 0 and (self.error is not None or self.state is BatchState.CANCELLED)
-        if abandoned:
+        if is_last:
             self._release_slot()
         return complete
 
-    def _write(self, position: int, sample: Any) -> bool:
-        layout = self.layout
-        if layout is None:
-            with self._lock:
-                if self.layout is None:
-                    return self._write_first(position, sample)
-                layout = self.layout
-        return layout.write(self.columns, position, sample)
-
     def _write_first(self, position: int, sample: Any) -> bool:
+        with self._lock:
+            if self.layout is None:
+                return self._has_layout and self._choose_layout(position, sample)
+        return self.layout.write(self.columns, position, sample)
+
+    def _choose_layout(self, position: int, sample: Any) -> bool:
         recipe = self.recipe
-        if recipe.layout is not None:
-            self._open_slot(recipe.layout)
-            if recipe.layout.write(self.columns, position, sample):
-                return True
-            self._release_slot()
-            self.layout = None
+        if recipe.layout is not None and self._try_layout(recipe.layout, position, sample):
+            return True
         layout = Layout.of(sample)
-        if layout is None:
-            self._has_layout = False
-            return False
-        recipe.layout = layout
+        if layout is not None and self._try_layout(layout, position, sample):
+            recipe.layout = layout
+            return True
+        self._has_layout = False
+        return False
+
+    def _try_layout(self, layout: Layout, position: int, sample: Any) -> bool:
         self._open_slot(layout)
-        return layout.write(self.columns, position, sample)
+        if layout.write(self.columns, position, sample):
+            self.layout = layout  # not before: other threads write by it, and the slot was not certain to stay
+            return True
+        self._release_slot()
+        return False
 
     def _open_slot(self, layout: Layout) -> None:
         num_bytes = layout.offsets(len(self.indices))[1]
         self.recipe.on_size(num_bytes)
         self.slot = self.recipe.ring.acquire(num_bytes)
         self.columns = layout.columns(self.slot.arena, len(self.indices))
-        self.layout = layout
 
     def _release_slot(self) -> None:
         slot, self.slot = self.slot, None
@@ -275,13 +280,16 @@ class Batch:
                 self.result = self.layout.batch(self.layout.tensors(self.columns, len(self.indices), view))
                 self.columns = []
             return
-        samples = [self._sample(position) for position in range(len(self.indices))]
+        if self._whole is not None:
+            samples = self._whole[0]
+        else:
+            samples = [self._sample(position) for position in range(len(self.indices))]
         self._release_slot()
         if recipe.batched:
             self.result = collate_samples(recipe.collate_fn, samples, self.describe)
         else:
             self.result = convert_sample(recipe.collate_fn, samples[0])
-        recipe.on_size(_tensor_bytes(self.result))
+        recipe.on_size(tensor_bytes(self.result))
         if recipe.pin:
             self.result = pin_memory(self.result)  # type: ignore[no-untyped-call]
 
@@ -293,19 +301,3 @@ class Batch:
 
     def _set_error(self, exc: BaseException, context: ErrorContext) -> None:
         self.error, self.context = safe_to_raise(exc), context
-
-
-def strip(exc: BaseException) -> BaseException:
-    """Return ``exc`` without the topmost frame of its traceback: our own, which would keep the batch alive."""
-    traceback = exc.__traceback__
-    return exc.with_traceback(traceback.tb_next if traceback is not None else None)
-
-
-def _tensor_bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(_tensor_bytes, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_tensor_bytes, value))
-    return 0

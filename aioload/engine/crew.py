@@ -1,6 +1,8 @@
 """Crew: the threads, tasks and loop that runs work with, started together and stopped together."""
 
 import asyncio
+import atexit
+import functools
 import os
 import time
 import weakref
@@ -11,12 +13,18 @@ from aioload.engine.portal import Portal
 from aioload.engine.run import Run
 from aioload.engine.source import Kind
 from aioload.engine.tasks import TaskPool
-from aioload.errors import EngineError, ErrorContext, annotate
+from aioload.errors import EngineError, ErrorContext, annotate, safe_to_raise
 from aioload.stats import Ledger
+
+EXIT_TIMEOUT_S = 1.0
+"""Seconds that the interpreter's exit waits for threads, all of them together."""
 
 
 class Crew:
     """The workers of one pass, or of all passes where workers are persistent.
+
+    It refers to nothing of the user's, save through the jobs that its threads have to do: so a loader that its own
+    dataset refers to can be collected although threads live. ``crashed`` says that a thread could not go on.
 
     Args:
         kind: The kind of dataset: it decides what is needed beside the decode pool.
@@ -25,6 +33,9 @@ class Crew:
         worker_init_fn: Called with its number in each decode thread before its first job.
         portal: The loop; the crew counts as one user of it.
         ledger: Where the threads' tallies are kept.
+
+    Raises:
+        RuntimeError: The system has no thread to give.
     """
 
     def __init__(
@@ -41,19 +52,28 @@ class Crew:
         # A decode that runs on a read thread would run where worker_init_fn has not been called.
         self.may_inline = worker_init_fn is None
         self._pid = os.getpid()
-        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        self._closed = False
-        self._crashed: BaseException | None = None
-        portal.acquire()
+        self._runs: weakref.WeakKeyDictionary[Run, None] = weakref.WeakKeyDictionary()
+        self._closed = self._given_up = False
+        self.crashed = False
+        self._untold: BaseException | None = None  # an error that no run has been told of
+        portal.acquire(self._loop_crashed)
         self.reads: ThreadPool | None = None
         self.tasks: TaskPool | None = None
         if kind is Kind.STAGED:
             self.reads = ThreadPool("read", num_concurrent_reads, ledger, awake=1, on_crash=self._crash)
         elif kind is Kind.ASYNC:
-            self.tasks = TaskPool(num_concurrent_reads, portal, ledger)
+            on_crash = functools.partial(self._crash, at_start=False)
+            self.tasks = TaskPool(num_concurrent_reads, portal, ledger, on_crash)
         self.decode = ThreadPool(
             "decode", num_workers, ledger, awake=num_workers, on_start=worker_init_fn, on_crash=self._crash
         )
+        try:
+            self.decode.start()
+        except RuntimeError:
+            self.stop()
+            raise
+        _crews[self] = None
+        _end_crews_at_exit()
 
     def __repr__(self) -> str:
         return f"<Crew {'closed ' if self._closed else ''}{self.reads or self.tasks} {self.decode} {self.portal}>"
@@ -66,16 +86,14 @@ class Crew:
         pool = self.reads or self.tasks or self.decode
         return pool.limit if isinstance(pool, ThreadPool) else pool.size
 
-    @property
-    def crashed(self) -> bool:
-        """Whether a thread could not go on."""
-        return self._crashed is not None
-
     def attach(self, run: Run) -> None:
-        """Have ``run`` told if the crew breaks."""
-        self._runs.add(run)
-        if self._crashed is not None:
-            run.break_(self._crashed)
+        """Have ``run`` told when the crew breaks or is closed, or at once if it is."""
+        self._runs[run] = None
+        if self.crashed:
+            error, self._untold = self._untold, None
+            run.break_(error or _engine_error("A worker", None))
+        elif self._closed:
+            run.close()
 
     def begin(self) -> None:
         """See to it, in a few milliseconds, that a first read that takes long does not keep others waiting."""
@@ -91,8 +109,16 @@ class Crew:
         asyncio.get_running_loop().call_later(STUCK_AFTER_S, self.widen_if_stuck)
 
     def close(self) -> None:
-        """Let each thread end after the job it is on. Takes no lock of its own and never waits."""
+        """Let each thread end after the job it is on, and close all runs. Any thread, any time; never waits."""
         if self._closed or self._pid != os.getpid():
+            return
+        self.stop()
+        for run in self._living_runs():
+            run.close()
+
+    def stop(self) -> None:
+        """Let each thread end after the job it is on. Whoever waits for a batch goes on waiting."""
+        if self._pid != os.getpid():
             return
         self._closed = True
         if self.reads is not None:
@@ -100,11 +126,11 @@ class Crew:
         if self.tasks is not None:
             self.tasks.close()
         self.decode.close()
-        self.portal.release()
+        self.portal.release(self._loop_crashed)
 
     def join(self, timeout_s: float) -> None:
         """Wait until all threads have ended, at most ``timeout_s``: one may be stuck in a read for ever."""
-        if self._pid != os.getpid():
+        if self._given_up or self._pid != os.getpid():
             return
         deadline = time.monotonic() + timeout_s
         if self.reads is not None:
@@ -112,13 +138,62 @@ class Crew:
         self.decode.join(deadline)
         self.portal.join(deadline)
 
+    def end_at_exit(self, deadline: float) -> None:
+        """Wait for the threads until ``deadline`` (monotonic), and never again."""
+        self.join(max(0.0, deadline - time.monotonic()))
+        self._given_up = True
+        self.portal.give_up()
+
+    def _living_runs(self) -> list[Run]:
+        # keyrefs() takes a copy in one step: another thread may attach a run at any time.
+        return [run for ref in self._runs.keyrefs() if (run := ref()) is not None]
+
     def _crash(self, exc: BaseException, at_start: bool) -> None:
+        exc = safe_to_raise(exc) if at_start else _engine_error("A worker", exc)
         if at_start:
             annotate(exc, ErrorContext(None, None, "worker_init_fn"))
-        else:
-            error = EngineError(f"A worker thread failed: {exc!r}.")
-            error.__cause__ = exc
-            exc = error
-        self._crashed = exc
-        for run in list(self._runs):
-            self.portal.call(run.break_, exc)
+        self._untold, self.crashed = exc, True
+        self.portal.call(self._tell, exc)  # after what has been reported to the loop
+        self.stop()
+
+    def _loop_crashed(self, exc: BaseException) -> None:
+        self.crashed = True
+        self._tell(_engine_error("The loop's", exc))
+        self.stop()
+
+    def _tell(self, exc: BaseException) -> None:
+        runs = self._living_runs()
+        # Not kept when it has been told: its traceback comes to refer to the iterator that raises it.
+        self._untold = None if runs else exc
+        for run in runs:
+            run.break_(exc)
+
+
+_crews: "weakref.WeakKeyDictionary[Crew, None]" = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def _end_crews_at_exit() -> None:
+    """Arrange it, once in a process and those forked from it."""
+    atexit.register(_end_crews)
+
+
+def _end_crews() -> None:
+    """End all threads, also of iterators that are gone.
+
+    A thread that wants the interpreter's lock while the interpreter ends is killed where it stands (before Python
+    3.14). In torch's C++ code that aborts the process, in a write to stderr it leaves a lock behind:
+    https://github.com/python/cpython/issues/87135, https://github.com/python/cpython/issues/129536.
+    """
+    crews = [crew for ref in _crews.keyrefs() if (crew := ref()) is not None]
+    for crew in crews:
+        crew.stop()
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    for crew in crews:
+        crew.end_at_exit(deadline)
+
+
+def _engine_error(whose: str, cause: BaseException | None) -> EngineError:
+    error = EngineError(f"{whose} thread failed{'' if cause is None else f': {cause!r}'}.")
+    error.__cause__ = cause
+    return error

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from aioload.engine.batch import Batch
 from aioload.errors import LoaderClosedError
@@ -32,6 +32,8 @@ class Handoff:
         All of them: one that has been cancelled meanwhile must not swallow the only wake-up.
         """
         self._batches.append(batch)
+        if self._closed:  # perhaps since a moment ago
+            self._batches.clear()
         self.wake_all()
 
     def break_(self, exc: BaseException) -> None:
@@ -70,9 +72,10 @@ class Handoff:
             raise self._broken
         return None
 
-    def pop(self) -> Batch:
-        """Return the batch that :meth:`peek` showed; the caller owns it."""
-        return self._batches.popleft()
+    def pop(self) -> None:
+        """Remove the batch that :meth:`peek` showed; the caller owns it."""
+        with contextlib.suppress(IndexError):  # closed meanwhile
+            self._batches.popleft()
 
     def thread_waiter(self) -> threading.Lock:
         """Return a lock that is released when it is worth looking again. Look once more before waiting."""
@@ -81,8 +84,12 @@ class Handoff:
         self._waiters.append(lock.release)
         return lock
 
-    def task_waiter(self) -> "asyncio.Future[None]":
-        """Return a future of the running loop that is done when it is worth looking again."""
+    @contextlib.contextmanager
+    def task_waiter(self) -> "Iterator[asyncio.Future[None]]":
+        """Give a future of the running loop that is done when it is worth looking again.
+
+        It is forgotten at the end: a call with a short timeout may be cancelled any number of times.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -95,4 +102,8 @@ class Handoff:
                 loop.call_soon_threadsafe(finish)
 
         self._waiters.append(wake)
-        return future
+        try:
+            yield future
+        finally:
+            with contextlib.suppress(ValueError):  # it has been called
+                self._waiters.remove(wake)

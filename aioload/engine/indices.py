@@ -17,6 +17,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from aioload.engine.appearance import Appearance
+from aioload.errors import ErrorContext, annotate, safe_to_raise
+
 _STATELESS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -29,14 +32,27 @@ class IndexStream:
     """
 
     def __init__(self, sampler: Any, generator: torch.Generator | None) -> None:
-        self._entries: Iterator[Any] = iter(sampler)
+        try:
+            self._entries: Iterator[Any] = iter(sampler)
+        except BaseException as exc:
+            annotate(exc, ErrorContext(None, None, "sampler"))
+            raise
         self.base_seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
-    def __iter__(self) -> "IndexStream":
-        return self
+    def draw(self, *, batched: bool) -> list[Any]:
+        """Return the indices of the next batch; one where samples are not ``batched``.
 
-    def __next__(self) -> Any:
-        return next(self._entries)
+        Raises:
+            StopIteration: There are no more.
+            BaseException: What the sampler raised.
+        """
+        entry = next(self._entries)
+        if not batched:
+            return [entry]
+        try:
+            return list(entry)
+        except StopIteration as exc:
+            raise safe_to_raise(exc) from exc
 
 
 def can_run_ahead(sampler: Any) -> bool:
@@ -52,18 +68,23 @@ def can_run_ahead(sampler: Any) -> bool:
 class Lookahead:
     """What a pass that began early depends on, so that it can be dropped if any of it has changed since.
 
+    Args:
+        sampler: The loader's batch sampler, or its sampler.
+        generator: The loader's generator.
+        others: What else samples depend on: the dataset, and what makes batches of them.
+
     The generators are put back after drawing ahead, and moved on only when the pass is taken up. So whoever
     else draws from them, or seeds them, sees the numbers they would see without a look-ahead.
     """
 
-    def __init__(self, sampler: Any, generator: torch.Generator | None, dataset: Any) -> None:
+    def __init__(self, sampler: Any, generator: torch.Generator | None, *others: Any) -> None:
         inner = sampler.sampler if type(sampler) is BatchSampler else sampler
         own = getattr(inner, "generator", None)
         self._generators = [g for g in (torch.default_generator, generator, own) if g is not None]
         self._before = self._states()
         self._after = self._before
-        self._dataset = dataset
-        self._fields = _fields_of(dataset)
+        self._objects = (sampler, *others)
+        self._appearance = Appearance(*self._objects)
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
@@ -80,7 +101,7 @@ class Lookahead:
         """Make the draws count and return True, or return False if something has changed."""
         if not all(torch.equal(a, b) for a, b in zip(self._states(), self._before, strict=True)):
             return False
-        if not _same_fields(self._fields, _fields_of(self._dataset)):
+        if not self._appearance.is_still(*self._objects):
             return False
         self._restore(self._after)
         return True
@@ -91,11 +112,3 @@ class Lookahead:
     def _restore(self, states: list[torch.Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
-
-
-def _fields_of(dataset: Any) -> dict[str, Any]:
-    return dict(getattr(dataset, "__dict__", {}))
-
-
-def _same_fields(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(other[name] is value for name, value in one.items())

@@ -1,16 +1,27 @@
 """Inline: a pass without threads and without look-ahead, all of it in the consumer's thread, for debugging."""
 
-import contextlib
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections import deque
+from types import CoroutineType
 from typing import Any
 
 from aioload.collate import collate_samples, convert_sample
 from aioload.copier import Copier
+from aioload.engine import aside
 from aioload.engine.indices import IndexStream
 from aioload.engine.portal import Portal
-from aioload.engine.run import Answer, Settings
-from aioload.engine.source import Kind, Source
-from aioload.errors import ErrorContext, LoaderClosedError, annotate, safe_to_raise
+from aioload.engine.settings import Answer, Settings
+from aioload.engine.source import Kind, Source, refuse_coroutine
+from aioload.errors import (
+    ErrorContext,
+    LoaderClosedError,
+    RunningLoopError,
+    annotate,
+    describe_sample,
+    is_interrupt,
+    safe_to_raise,
+)
 from aioload.stats import Tally
 
 
@@ -32,6 +43,9 @@ class InlineRun:
         self.delivered = 0
         self.closed = False
         self._over = False
+        self._lock = threading.Lock()  # one thread at a time draws indices
+        self._undone: deque[list[Any]] = deque()  # indices of calls that were interrupted
+        self._stream_error: BaseException | None = None
 
     def start(self) -> None:
         """Do nothing: nothing is loaded before it is asked for."""
@@ -39,19 +53,36 @@ class InlineRun:
     def close(self) -> None:
         """Drop the pass."""
         self.closed = True
+        self._undone.clear()
 
     def next(self) -> Any:
-        """Load and return the next batch; :attr:`Answer.OVER` at the end."""
+        """Load and return the next batch; :attr:`Answer.OVER` at the end. An interrupted call loses no batch."""
+        if self._source.kind is Kind.ASYNC and aside.in_event_loop():
+            message = (
+                "num_workers=0 runs an async dataset in the caller's thread, where an event loop is running already. "
+                "Use 'async for', or num_workers=1 or more, which brings a loop of the loader's own."
+            )
+            raise RunningLoopError(message)
         indices = self._next_indices()
         if isinstance(indices, Answer):
             return indices
+        try:
+            return self._load_batch(indices)
+        except KeyboardInterrupt as exc:
+            if is_interrupt(exc):
+                self._undone.append(indices)
+            raise
+
+    def _load_batch(self, indices: list[Any]) -> Any:
         samples: list[Any] | None
         if self._source.kind is Kind.ITERABLE:
             samples = self._next_items(len(indices))
             if samples is None:
                 return Answer.OVER
+            stop = self._source.stream.position
+            indices = list(range(stop - len(samples), stop))
         elif self._source.kind is Kind.MANY:
-            with self._noting(indices, "fetch"):
+            with self._noting(list(indices), "fetch"):
                 samples = self._source.fetch_many(indices)
         else:
             samples = [self._load(index) for index in indices]
@@ -65,39 +96,58 @@ class InlineRun:
         if isinstance(indices, Answer):
             return indices
         samples = []
-        for index in indices:
-            with self._noting(index, "fetch"):
-                samples.append(await self._source.fetch(index))
+        try:
+            for index in indices:
+                with self._noting(index, "fetch"):
+                    samples.append(await self._source.samples[index])
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # else it is the dataset that raised it
+                self._undone.append(indices)
+            raise
         return self._deliver(samples, indices)
 
     def _next_indices(self) -> list[Any] | Answer:
-        if self.closed:
-            message = "The loader was closed. Call iter(loader) for a new pass."
-            raise LoaderClosedError(message)
-        if self._over:
+        with self._lock:
+            if self._undone:
+                return self._undone.popleft()
+            if self._over:
+                return self._finish()
+            if self.closed:
+                message = "The loader was closed. Call iter(loader) for a new pass."
+                raise LoaderClosedError(message)
+            try:
+                return self._stream.draw(batched=self._settings.batched)
+            except StopIteration:
+                self._over = True
+            except BaseException as exc:
+                self._over, self._stream_error = True, safe_to_raise(exc)
+                if is_interrupt(exc):  # now, and instead of the end, which it may have brought
+                    raise
+            return self._finish()
+
+    def _finish(self) -> Answer:
+        error, self._stream_error = self._stream_error, None
+        if error is None:
             return Answer.OVER
+        annotate(error, ErrorContext(None, None, "sampler"))
         try:
-            entry = next(self._stream)
-        except StopIteration:
-            self._over = True
-            return Answer.OVER
-        except Exception as exc:
-            annotate(exc, ErrorContext(None, None, "sampler"))
-            raise
-        return list(entry) if self._settings.batched else [entry]
+            raise error
+        finally:
+            del error
 
     def _next_items(self, count: int) -> list[Any] | None:
         """Return the next items of an iterable dataset, ``None`` at its end."""
         stream = self._source.stream
-        with self._noting(stream.position, "fetch"):
+        with stream.lock:
             try:
-                items = stream.take(count)
+                return stream.take(count, whole=self._settings.batched and self._settings.drop_last)
             except StopIteration:
-                items = []
-        if not items or (self._settings.drop_last and len(items) < count):
-            self._over = True
-            return None
-        return items
+                self._over = True
+                return None
+            except BaseException:
+                with self._noting(stream.position, "fetch"):
+                    raise
 
     def _load(self, index: Any) -> Any:
         if self._source.kind is Kind.STAGED:
@@ -105,31 +155,27 @@ class InlineRun:
                 data = self._source.read(index)
             self._tally.bytes_read += len(data)
             with self._noting(index, "decode"):
-                return self._source.decode(data, index)
+                return self._plain(self._source.samples.decode(data, index), "decode")
         with self._noting(index, "fetch"):
             if self._source.kind is Kind.ASYNC:
                 return self._portal.run_here(self._awaited(index))
-            return self._source.fetch(index)
+            return self._plain(self._source.samples[index], "__getitem__")
+
+    def _plain(self, sample: Any, method: str) -> Any:
+        if type(sample) is CoroutineType:
+            refuse_coroutine(sample, self._source.samples, method)
+        return sample
 
     async def _awaited(self, index: Any) -> Any:
-        return await self._source.fetch(index)
+        return await self._source.samples[index]
 
-    @contextlib.contextmanager
-    def _noting(self, index: Any, stage: str) -> Iterator[None]:
-        """Have what is raised inside say where it came from."""
-        try:
-            yield
-        except Exception as exc:
-            where = self._source.locate(index) if self._source.kind is Kind.STAGED else None
-            error = safe_to_raise(exc)
-            annotate(error, ErrorContext(index, where, stage))
-            if error is exc:
-                raise
-            raise error from exc
+    def _noting(self, index: Any, stage: str) -> "_Noting":
+        return _Noting(self._source, index, stage)
 
-    def _deliver(self, samples: list[Any], indices: list[Any]) -> Any:
+    def _deliver(self, samples: Any, indices: list[Any]) -> Any:
         def describe(position: int) -> str:
-            return f"index {indices[position]!r}"
+            index = indices[position] if position < len(indices) else None
+            return describe_sample(index, None if index is None else self._source.locate(index))
 
         settings = self._settings
         with self._noting(list(indices) if settings.batched else indices[0], "collate"):
@@ -140,6 +186,32 @@ class InlineRun:
         if self._copier is not None:
             result = self._copier.move(result)
         self.delivered += 1
-        self._tally.samples += len(samples)
+        self._tally.samples += len(indices)
         self._tally.batches += 1
         return result
+
+
+class _Noting:
+    """Has what is raised inside say where it came from.
+
+    It is no ``contextlib.contextmanager``: that one assigns to ``__traceback__``, which an exception may refuse.
+    """
+
+    def __init__(self, source: Source, index: Any, stage: str) -> None:
+        self._source, self._index, self._stage = source, index, stage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        if exc is None or is_interrupt(exc):
+            return
+        where = None if isinstance(self._index, list) else self._source.locate(self._index)
+        error = safe_to_raise(exc)
+        annotate(error, ErrorContext(self._index, where, self._stage))
+        if error is exc:
+            return
+        try:
+            raise error
+        finally:
+            del error

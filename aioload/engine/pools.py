@@ -22,15 +22,28 @@ STUCK_AFTER_S = 0.003
 
 
 class Worker:
-    """One thread of a pool: its number, its tally and the lock it parks on."""
+    """One thread of a pool: its number, its tally and the lock it parks on.
 
-    __slots__ = ("number", "park", "tally", "thread")
+    ``mark`` is the last reading of the clock, when the job or its last stage began; a job moves it on. ``num_units``
+    is the number of samples that the job is for, 1 unless it says otherwise.
+    """
 
-    def __init__(self, number: int, tally: Tally) -> None:
-        self.number, self.tally = number, tally
+    __slots__ = ("_on_start", "mark", "num_units", "number", "park", "tally", "thread")
+
+    def __init__(self, number: int, on_start: Callable[[int], None] | None) -> None:
+        self.number, self._on_start = number, on_start
+        self.tally = Tally()  # the ledger's own while the thread lives
+        self.mark = 0.0
+        self.num_units = 1
         self.park = threading.Lock()
         self.park.acquire()
         self.thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Do what is to be done before the first job. The user's function is not kept."""
+        on_start, self._on_start = self._on_start, None
+        if on_start is not None:
+            on_start(self.number)
 
 
 class ThreadPool:
@@ -38,7 +51,8 @@ class ThreadPool:
 
     Args:
         name: What the threads do.
-        size: Number of threads, all started at once.
+        size: Number of threads. Each is started when it is first of use (that takes 0.1 to 1 ms), or by
+            :meth:`start` if there is an ``on_start``.
         awake: Threads that may be awake to begin with; see :mod:`~aioload.engine.tuner`.
         ledger: Where each thread's tally is kept.
         on_start: Called in each thread with its number before its first job.
@@ -62,24 +76,44 @@ class ThreadPool:
         self.limit = self._tuning.limit
         self._last_job_ended = time.perf_counter()
         self._begin_window(self._last_job_ended)
-        self._ledger, self._on_start, self._on_crash = ledger, on_start, on_crash
+        self._ledger, self._on_crash = ledger, on_crash
         self._queue: deque[Job] = deque()
         self._idle: list[Worker] = []
-        self._workers = [Worker(number, ledger.open()) for number in range(size)]
-        for worker in self._workers:
-            worker.thread = threading.Thread(
-                target=self._work, args=(worker,), name=f"aioload-{name}-{worker.number}", daemon=True
-            )
-            worker.thread.start()
+        self._workers = [Worker(number, on_start) for number in range(size)]
+        # A worker whose thread has not been started yet counts as idle, and is the last to be chosen.
+        self._idle.extend(reversed(self._workers))
+        self._start_at_once = on_start is not None
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.size - len(self._idle)}/{self.limit} awake"
         return f"<ThreadPool {self.name} of {self.size}, {state}, {len(self._queue)} jobs queued>"
 
+    def start(self) -> None:
+        """Start the threads that have something to do before their first job.
+
+        Raises:
+            RuntimeError: Not one thread can be started.
+        """
+        if self._start_at_once:
+            self._wake(self.size)
+
     def submit(self, jobs: Iterable[Job], num_jobs: int) -> None:
-        """Queue ``num_jobs`` jobs behind those there are, and wake up as many threads as are of use."""
+        """Queue ``num_jobs`` jobs behind those there are, and wake up as many threads as are of use.
+
+        Raises:
+            RuntimeError: Not one thread can be started.
+        """
+        if self.limit < self.size:
+            self.widen_if_stuck()
         self._queue.extend(jobs)
+        if self.closed:  # perhaps since a moment ago
+            self._queue.clear()
         self._wake(num_jobs)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one thread does it all, because jobs are tiny: then handing them over singly is a waste."""
+        return self.limit == 1
 
     def widen_if_stuck(self) -> None:
         """Let every thread work if jobs are queued and none has been finished for a while."""
@@ -94,24 +128,42 @@ class ThreadPool:
         self._queue.clear()
         while self._idle:
             try:
-                self._idle.pop().park.release()
+                worker = self._idle.pop()
             except IndexError:
                 break
+            if worker.thread is not None:
+                worker.park.release()
 
     def join(self, deadline: float) -> None:
         """Wait until the threads have ended, at most until ``deadline`` on the monotonic clock."""
         for worker in self._workers:
             thread = worker.thread
-            if thread is not None and thread is not threading.current_thread():
+            if thread is not None and thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wake(self, wanted: int) -> None:
-        while wanted > 0 and self.size - len(self._idle) < self.limit:
+        while wanted > 0 and not self.closed and self.size - len(self._idle) < self.limit:
             try:
-                self._idle.pop().park.release()
+                worker = self._idle.pop()
             except IndexError:
                 return
+            if worker.thread is None:
+                self._start(worker)
+            else:
+                worker.park.release()
             wanted -= 1
+
+    def _start(self, worker: Worker) -> None:
+        worker.thread = threading.Thread(
+            target=self._work, args=(worker,), name=f"aioload-{self.name}-{worker.number}", daemon=True
+        )
+        try:
+            worker.thread.start()
+        except RuntimeError:  # the system has no more threads to give, or the interpreter is about to exit
+            worker.thread = None
+            self.size -= 1
+            if not any(other.thread is not None and other.thread.is_alive() for other in self._workers):
+                raise
 
     def _park(self, worker: Worker) -> None:
         self._idle.append(worker)
@@ -126,9 +178,9 @@ class ThreadPool:
         worker.park.acquire()
 
     def _work(self, worker: Worker) -> None:
+        worker.tally = self._ledger.open()
         try:
-            if self._on_start is not None:
-                self._on_start(worker.number)
+            worker.begin()
         except BaseException as exc:
             self._on_crash(exc, True)
             del exc
@@ -148,18 +200,27 @@ class ThreadPool:
                 self._saturated = False
                 self._park(worker)
                 continue
-            started = clock()
+            worker.mark = started = clock()
+            worker.num_units = 1
             try:
                 function(worker, a, b, c)
             except BaseException as exc:
                 self._on_crash(exc, False)
-            self._last_job_ended = ended = clock()
+            ended = worker.mark
+            if ended == started:
+                ended = clock()
+            self._last_job_ended = ended
             del function, a, b, c  # a parked thread keeps nothing alive
             # Several threads may add at once and lose a job: the mean does not suffer.
-            self._num_jobs += 1
+            self._num_jobs += worker.num_units
             self._jobs_s += ended - started
             if ended - self._window_started >= tuner.MIN_WINDOW_S:
                 self._tune(ended)
+
+    def _num_stuck(self, now_s: float) -> int:
+        """Return how many threads have been at one job for long: it is not the interpreter that they wait for."""
+        idle = set(self._idle)
+        return sum(worker not in idle and now_s - worker.mark > STUCK_AFTER_S for worker in self._workers)
 
     def _begin_window(self, now_s: float) -> None:
         self._num_jobs, self._jobs_s = 0, 0.0
@@ -178,7 +239,10 @@ class ThreadPool:
                 return
             before = self.limit
             self._tuning = tuner.step(self._tuning, self.size, window, now_s)
-            self.limit = self._tuning.limit
+            limit = self._tuning.limit
+            if limit < self.size:
+                limit = min(self.size, limit + self._num_stuck(now_s))
+            self.limit = limit
             self._begin_window(now_s)
         finally:
             self._tuning_lock.release()

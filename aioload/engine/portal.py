@@ -6,68 +6,93 @@ in the kernel: a forked child that closes its copy does not disturb the parent's
 """
 
 import asyncio
+import queue
 import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeAlias
+
+from aioload.engine import aside
+
+OnCrash: TypeAlias = Callable[[BaseException], None]
+
+_GRACE_S = 1.0
+"""Seconds that what a dataset has left on its loop gets to end, once it has been cancelled."""
 
 
 class Portal:
     """An event loop in a daemon thread ``aioload-loop``, while anyone uses it.
 
     Args:
-        keep_loop: Whether the loop object outlives its thread, so that what an async dataset bound to it
-            (sessions, connections) still works in the next epoch.
+        keep_loop: Whether the loop object outlives its thread, until :meth:`close`, so that what an async dataset
+            bound to it (sessions, connections) still works in the next epoch.
     """
 
     def __init__(self, *, keep_loop: bool) -> None:
-        self._keep_loop = keep_loop
-        # Re-entrant: a garbage collection inside a guarded block may run a finalizer that calls release().
-        self._lock = threading.RLock()
-        self._users = 0
+        self._keep_loop = self._has_guests = keep_loop
+        # Re-entrant: a garbage collection inside a guarded block may run a finalizer that calls release(), close().
+        self._lock = threading.RLock()  # for users to come and go; _start() holds it while it waits for a thread
+        self._end_lock = threading.RLock()  # for the thread's end and close(), one of which closes the loop
+        self._here = threading.Lock()
+        self._given_up = False
+        self._users: list[OnCrash] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_in_thread: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._stop: asyncio.Event | None = None
+        self._stop: asyncio.Event | None = None  # as long as the thread is to go on
         self._group: asyncio.TaskGroup | None = None
 
     def __repr__(self) -> str:
-        return f"<Portal users={self._users} thread={self._thread}>"
+        return f"<Portal users={len(self._users)} thread={self._thread}>"
 
-    def acquire(self) -> None:
-        """Count one more user, starting the thread for the first one."""
-        with self._lock:
-            self._users += 1
-            if self._users > 1:
-                return
-            if self._thread is not None:  # the last user has just left
-                self._thread.join(1.0)
-                if self._thread.is_alive():  # a coroutine refuses to be cancelled: leave it that loop
-                    self._loop = None
-            loop = self._loop if self._loop is not None and not self._loop.is_closed() else new_event_loop()
-            self._loop, self._stop = loop, asyncio.Event()
-            main = loop.create_task(self._main(self._stop))
-            self._thread = threading.Thread(target=self._run, args=(loop, main), name="aioload-loop", daemon=True)
-            self._thread.start()
+    def acquire(self, on_crash: OnCrash) -> None:
+        """Count one more user, starting the thread for the first one.
 
-    def release(self) -> None:
-        """Count one user less, stopping the thread after the last one. Never waits."""
+        Args:
+            on_crash: Stands for the user; called, in the loop's thread, if the loop cannot go on.
+
+        Raises:
+            RuntimeError: The system has no thread to give.
+        """
         with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._stop is not None:
-                self.call(self._stop.set)
+            if self._stop is None:
+                self._start()
+            self._users.append(on_crash)
+
+    def release(self, on_crash: OnCrash) -> None:
+        """Count one user less, stopping the thread after the last one. Never waits; again, it does nothing."""
+        with self._lock:
+            if on_crash in self._users:
+                self._users.remove(on_crash)
+            if not self._users and self._stop is not None:
+                stop, self._stop = self._stop, None
+                self.call(stop.set)
 
     def join(self, deadline: float) -> None:
         """Wait until the thread has ended, if nobody uses it, at most until ``deadline`` (monotonic)."""
         thread = self._thread
-        if self._users == 0 and thread is not None and thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._users or self._given_up or thread is None or thread is threading.current_thread():
+            return
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+    def give_up(self) -> None:
+        """Never wait for the thread again: the interpreter ends, and has waited."""
+        self._given_up = True
 
     def close(self) -> None:
-        """Close a loop that was kept. Its thread must have ended, or nothing is done."""
-        loop = self._loop
-        if loop is not None and not loop.is_running() and not loop.is_closed():
-            loop.close()
+        """Close a loop that was kept, now or when its thread ends. The portal must not be used again."""
+        with self._end_lock:
+            self._keep_loop = False
+            if self._loop_in_thread is not None:
+                return
+        if self._here.acquire(blocking=False):  # else who runs the loop there closes it
+            try:
+                loop, self._loop = self._loop, None
+                if loop is not None and not loop.is_closed():
+                    aside.run(_shut, loop)
+            finally:
+                self._here.release()
 
     def call(self, function: Callable[..., object], *args: Any) -> bool:
         """Have the loop call ``function(*args)`` soon; ``False`` if it is closed. Any thread; never waits."""
@@ -86,25 +111,89 @@ class Portal:
         return self._group.create_task(coroutine)
 
     def run_here(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run ``coroutine`` on the loop in the caller's thread, for a loader without threads."""
-        if self._loop is None or self._loop.is_closed():
-            self._loop = new_event_loop()
-        return self._loop.run_until_complete(coroutine)
+        """Run ``coroutine`` on the loop in the caller's thread, for a loader without threads; one at a time."""
+        with self._here:
+            loop = self._loop = self._usable_loop()
+            task = loop.create_task(coroutine)
+            try:
+                return loop.run_until_complete(task)
+            finally:
+                if not task.done():  # an interrupt: do not leave it half way
+                    task.cancel()
+                    loop.run_until_complete(asyncio.wait([task], timeout=_GRACE_S))
+                if not self._keep_loop:  # closed meanwhile
+                    self._loop = None
+                    _shut(loop)
+
+    def _start(self) -> None:
+        previous = self._thread
+        if previous is not None and previous is not threading.current_thread():  # its last user has just left
+            previous.join(_GRACE_S)
+        if previous is not None and previous.is_alive():  # a coroutine refuses to be cancelled: leave it that loop
+            self._loop = None
+        loop, mains = self._usable_loop(), queue.SimpleQueue[asyncio.Task[None]]()
+        thread = threading.Thread(target=self._run, args=(loop, mains), name="aioload-loop", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if loop is not self._loop:
+                loop.close()
+            raise
+        self._loop = self._loop_in_thread = loop
+        self._thread, self._stop = thread, asyncio.Event()
+        mains.put(loop.create_task(self._main(self._stop)))  # scheduled before anything that anybody calls
+
+    def _usable_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is not None and not self._loop.is_closed():
+            return self._loop
+        loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+        if not self._keep_loop:
+            # Only our own callbacks run there, and that a busy machine is slow is no news (in asyncio's debug mode).
+            loop.slow_callback_duration = float("inf")
+        return loop
 
     async def _main(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
             await stop.wait()
 
-    def _run(self, loop: asyncio.AbstractEventLoop, main: "asyncio.Task[None]") -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop, mains: "queue.SimpleQueue[asyncio.Task[None]]") -> None:
+        crash: BaseException | None = None
         try:
-            loop.run_until_complete(main)
-        finally:
-            if not self._keep_loop:
-                loop.run_until_complete(loop.shutdown_asyncgens())
-                loop.close()
+            loop.run_until_complete(mains.get())
+        except BaseException as exc:  # the dataset stopped the loop, or a task of its own raised SystemExit
+            crash = exc
+        with self._end_lock:
+            abandoned = self._loop_in_thread is not loop
+            keep = self._keep_loop and crash is None and not abandoned
+            if not abandoned:
+                self._loop_in_thread = None
+            if not abandoned and not keep:
+                self._loop = None
+        if crash is not None and not abandoned:
+            self._stop = None
+            for on_crash in tuple(self._users):
+                on_crash(crash)
+        if keep:
+            return
+        if self._has_guests:
+            _shut(loop)
+        else:
+            loop.close()
 
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a new loop over ``poll``."""
-    return asyncio.SelectorEventLoop(selectors.PollSelector())
+def _shut(loop: asyncio.AbstractEventLoop) -> None:
+    """Close a loop that does not run, once what a dataset has left on it has ended, as ``asyncio.run`` does."""
+    try:
+        loop.run_until_complete(_end_leftovers(loop))
+    finally:
+        loop.close()
+
+
+async def _end_leftovers(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_GRACE_S)
+    await asyncio.wait([loop.create_task(loop.shutdown_asyncgens())], timeout=_GRACE_S)

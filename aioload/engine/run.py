@@ -6,32 +6,34 @@ in order, has them copied to the device and hands them over. Each piece of state
 """
 
 import asyncio
-import enum
 import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aioload.copier import Copier
-from aioload.engine import window
-from aioload.engine.batch import Batch, Recipe
-from aioload.engine.fetchers import AsyncFetcher, BatchFetcher, Fetcher, SampleFetcher, StagedFetcher
+from aioload.engine.batch import Batch
+from aioload.engine.fetchers import AsyncFetcher, Fetcher, SampleFetcher
 from aioload.engine.handoff import Handoff
 from aioload.engine.indices import IndexStream
 from aioload.engine.order import AsCompleted, InOrder
 from aioload.engine.patience import Patience
-from aioload.engine.pools import Job
+from aioload.engine.recipe import Recipe
+from aioload.engine.settings import Answer, Settings
 from aioload.engine.source import Kind, Source
+from aioload.engine.staged import StagedFetcher
+from aioload.engine.whole import BatchFetcher, GatherFetcher
+from aioload.engine.window import Window
 from aioload.errors import (
     EngineError,
     ErrorContext,
     ForkedIteratorError,
     LoaderTimeoutError,
     annotate,
+    safe_to_raise,
+    strip,
 )
 from aioload.ring import Ring
 from aioload.stats import Tally
@@ -39,23 +41,8 @@ from aioload.stats import Tally
 logger = logging.getLogger("aioload")
 
 WIDEN_AFTER_S = 0.010
-"""A consumer that has waited this long makes sure that no thread sleeps while reads are stuck."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What the loader's arguments come to, for the engine."""
-
-    collate_fn: Callable[[Any], Any]
-    batched: bool
-    by_rows: bool
-    drop_last: bool
-    in_order: bool
-    pin: bool
-    timeout_s: float
-    slow_after_s: float
-    max_batches: int
-    max_bytes: int
+"""A consumer that has waited this long, or twice as long as when it last did, makes sure that no thread sleeps
+while reads are stuck."""
 
 
 class Crew(Protocol):
@@ -74,13 +61,6 @@ class Crew(Protocol):
     def widen_if_stuck(self) -> None:
         """Let every thread work where jobs wait and none gets done."""
         ...
-
-
-class Answer(enum.Enum):
-    """What asking for a batch may answer instead of one."""
-
-    NOT_YET = "not yet"
-    OVER = "over"
 
 
 class Run:
@@ -109,28 +89,20 @@ class Run:
         tally: Tally,
         max_batches: int,
     ) -> None:
-        self._settings, self._crew, self._copier, self._ring, self._tally = (
-            settings,
-            crew,
-            copier,
-            ring,
-            tally,
-        )
-        self._stream = stream
-        self._source = source
+        self._settings, self._crew, self._stream, self._source = settings, crew, stream, source
+        self._copier, self._ring, self._tally = copier, ring, tally
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._handoff = Handoff()
         self._order = InOrder() if settings.in_order else AsCompleted()
         self._open: dict[int, Batch] = {}
-        self._held: deque[Job] = deque()
-        self._max_batches = max_batches
-        self._batch_bytes = 0
-        self._ahead = max_batches
-        self._submitted = self.delivered = 0
+        self._window = Window(max_batches, settings.max_bytes, self._resubmit)
+        self._submitted = 0
         self._total: int | None = None
         self._stream_error: BaseException | None = None
         self.closed = False
+        self._started = False
+        self._undone: list[Any] | None = None  # indices drawn for a batch that has not been submitted
         self.on_exhausted: Callable[[int], None] | None = None
         self._recipe = Recipe(
             collate_fn=settings.collate_fn,
@@ -139,39 +111,51 @@ class Run:
             on_device=copier is not None,
             pin=settings.pin,
             ring=ring,
-            locate=source.locate if source.kind is Kind.STAGED else lambda _: None,
-            on_size=self._note_size,
+            locate=source.locate,
+            on_size=self._window.note_size,
         )
         self._fetcher = self._make_fetcher()
 
     def __repr__(self) -> str:
         total = "?" if self._total is None else self._total
         state = "closed" if self.closed else "open"
-        return f"<Run {state} delivered={self.delivered} started={self._submitted} total={total}>"
+        return f"<Run {state} delivered={self._window.delivered} started={self._submitted} total={total}>"
 
     @property
-    def horizon(self) -> int:
-        """The number of the first batch that must not be worked on yet."""
-        return self.delivered + self._ahead
+    def delivered(self) -> int:
+        """Batches that the consumer has received, those that were errors included."""
+        return self._window.delivered
 
     def start(self) -> None:
         """Draw the first indices and start loading."""
-        with self._lock:
-            self._refill()
+        try:
+            with self._lock:
+                self._refill()
+        finally:
+            self._started = True
+            self._handoff.wake_all()  # there may be nothing to load
         self._crew.begin()
-        self._handoff.wake_all()  # there may be nothing to load
+
+    def start_here(self) -> None:
+        """As :meth:`start`, on the loop thread: what it raises is for the consumer."""
+        if self._started:  # early; the consumer may be drawing already, and only one thread may move generators
+            return
+        try:
+            self.start()
+        except BaseException as exc:
+            if exc is not self._stream_error:  # that one comes after the batches before it
+                self.break_(exc)
 
     def grant(self, max_batches: int) -> None:
         """Let the run be ``max_batches`` ahead, and start as many more as that allows."""
         with self._lock:
-            self._max_batches = max_batches
-            self._note_size(self._batch_bytes)
+            self._window.grant(max_batches)
             self._refill()
-        self._resubmit_held()
+        self._window.release()
 
     def next(self) -> Any:
         """Return the next batch, sleeping until it is there; :attr:`Answer.OVER` at the end."""
-        self._check_process()
+        self.check_process()
         answer = self._take()
         if answer is Answer.NOT_YET:
             started = time.perf_counter()
@@ -184,55 +168,66 @@ class Run:
                         wait_s = patience.wait_s(time.perf_counter() - started)
                         waiter.acquire(timeout=-1 if wait_s is None else wait_s)
             finally:
-                self._tally.wait_s += time.perf_counter() - started
+                waited_s = time.perf_counter() - started
+                self._tally.wait_s += waited_s
         return answer if isinstance(answer, Answer) else self._unwrap(answer)
 
     async def anext(self) -> Any:
         """As :meth:`next`, letting the running event loop go on. Cancelling it loses no batch."""
-        self._check_process()
+        self.check_process()
+        await self._wait_for_start()
         answer = self._take()
         if answer is Answer.NOT_YET:
             started = time.perf_counter()
             patience = self._patience()
             try:
                 while answer is Answer.NOT_YET:
-                    waiter = self._handoff.task_waiter()
-                    answer = self._take()
-                    if answer is Answer.NOT_YET:
-                        await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - started))
+                    with self._handoff.task_waiter() as waiter:
+                        answer = self._take()
+                        if answer is Answer.NOT_YET:
+                            await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - started))
             finally:
-                self._tally.wait_s += time.perf_counter() - started
+                waited_s = time.perf_counter() - started
+                self._tally.wait_s += waited_s
         return answer if isinstance(answer, Answer) else self._unwrap(answer)
+
+    async def _wait_for_start(self) -> None:
+        """Wait until the first indices are drawn: a sampler may think for long, and keeps the lock that we need."""
+        started = time.perf_counter()
+        waits = not self._started
+        while not self._started:
+            with self._handoff.task_waiter() as waiter:
+                if not self._started:
+                    await asyncio.wait([waiter])
+        if waits:
+            self._tally.wait_s += time.perf_counter() - started
 
     def close(self) -> None:
         """Let all batches go and wake up whoever waits for one. Any thread; never waits."""
         if self._pid != os.getpid():
             return
-        self.closed = True
-        with self._lock:
-            batches = list(self._open.values())
-            self._open.clear()
-            self._held.clear()
-        for batch in batches:
-            batch.cancel()
+        # Not under the lock, which a sampler that thinks would keep.
+        self.closed = self._started = True
         self._handoff.close()
+        for batch in list(self._open.values()):
+            batch.cancel()
+        self._open.clear()
+        self._window.clear()
 
     def break_(self, exc: BaseException) -> None:
         """Have the consumer raise ``exc``: threads or loop cannot go on."""
+        self._started = True
         self._handoff.break_(exc)
-
-    def hold(self, job: Job) -> None:
-        """Keep a job until its batch is within the window."""
-        self._held.append(job)
-        self._resubmit_held()  # the window may have moved on meanwhile
 
     # The consumer's side.
 
     def _take(self) -> Batch | Answer:
         """Return the next batch and start another one in its place, or what keeps us from it."""
+        if self.closed and (self._total is None or self._window.delivered < self._total):
+            self._handoff.peek()  # raises; a sampler may still have the lock
         with self._lock:
             while True:
-                if self._total is not None and self.delivered >= self._total:
+                if self._total is not None and self._window.delivered >= self._total:
                     return self._finish()
                 batch = self._handoff.peek()
                 if batch is None:
@@ -240,18 +235,21 @@ class Run:
                 if batch.is_end:
                     self._total = batch.number if self._total is None else min(self._total, batch.number)
                     self._handoff.pop()
+                    self._handoff.wake_all()  # others may wait for a batch that will not come
                     continue
                 break
             # If an interrupt hits while indices are drawn, the batch is still here for the next call.
-            self.delivered += 1
+            self._window.delivered += 1
             try:
                 self._refill()
             except BaseException:
-                self.delivered -= 1
+                self._window.delivered -= 1
                 raise
             self._open.pop(batch.number, None)
             self._handoff.pop()
-        self._resubmit_held()
+            if self._total is not None and self._window.delivered >= self._total:
+                self._handoff.wake_all()  # others may wait for a batch that will not come
+        self._window.release()
         return batch
 
     def _finish(self) -> Answer:
@@ -262,30 +260,37 @@ class Run:
                 raise error
             finally:
                 del error
-        self._handoff.wake_all()  # others may wait for a batch that will not come
         return Answer.OVER
 
     def _refill(self) -> None:
-        while self._total is None and self._submitted < self.horizon and not self.closed:
+        while self._total is None and self._submitted < self._window.horizon and not self.closed:
             try:
-                entry = next(self._stream)
-                indices = list(entry) if self._settings.batched else [entry]
+                if self._undone is None:
+                    self._undone = self._stream.draw(batched=self._settings.batched)
             except StopIteration:
                 self._total = self._submitted
             except BaseException as exc:
-                self._total, self._stream_error = self._submitted, exc
+                self._total, self._stream_error = self._submitted, safe_to_raise(strip(exc))
                 if isinstance(exc, KeyboardInterrupt):  # it is for the consumer, and for now
                     raise
             else:
-                self._submit(indices)
+                self._submit(self._undone)
+                self._undone = None
         if self._total is not None and self.on_exhausted is not None:
-            self.on_exhausted(self.horizon - self._submitted)
+            self.on_exhausted(self._window.horizon - self._submitted)
 
     def _submit(self, indices: list[Any]) -> None:
         batch = Batch(self._submitted, indices, self._recipe, self._report)
         self._open[batch.number] = batch
+        if self.closed:  # while the sampler was asked; close() may not have seen this batch
+            batch.cancel()
+            return
+        try:
+            self._fetcher.submit(batch)
+        except BaseException:  # an interrupt, or not one thread to be had: its indices are kept for the next call
+            batch.cancel()
+            raise
         self._submitted += 1
-        self._fetcher.submit(batch)
 
     def _unwrap(self, batch: Batch) -> Any:
         if batch.error is not None:
@@ -298,8 +303,7 @@ class Run:
                 del error
         if self._copier is not None:
             assert batch.copied is not None
-            self._copier.receive(batch.copied)
-            batch.result = batch.copied.value
+            batch.result = self._copier.receive(batch.copied)
         self._tally.batches += 1
         self._ring.warn_if_held()
         result, batch.result = batch.result, None
@@ -307,7 +311,7 @@ class Run:
 
     def _patience(self) -> Patience:
         patience = Patience()
-        patience.at(WIDEN_AFTER_S, self._crew.widen_if_stuck)
+        patience.at_each_doubling(WIDEN_AFTER_S, self._crew.widen_if_stuck)
         patience.at(self._settings.slow_after_s, self._log_slow)
         if self._settings.timeout_s > 0:
             patience.at(self._settings.timeout_s, self._time_out)
@@ -325,7 +329,8 @@ class Run:
         raise LoaderTimeoutError(message)
 
     def _missing(self) -> str:
-        batch = self._open.get(min(self._open, default=-1))
+        with self._lock:
+            batch = self._open.get(min(self._open, default=-1))
         if batch is None:
             return "its first indices"
         missing = batch.missing()
@@ -333,7 +338,8 @@ class Run:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         return f"batch {batch.number}: {', '.join(names) or 'its collation'}{more}"
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raise :class:`~aioload.errors.ForkedIteratorError` in a child of the process that the run belongs to."""
         if self._pid != os.getpid():
             message = (
                 "This iterator was made before a fork, and its threads do not exist in this child process. "
@@ -346,42 +352,31 @@ class Run:
     def _make_fetcher(self) -> Fetcher:
         crew, source, settings = self._crew, self._source, self._settings
         if source.kind is Kind.STAGED:
-            return StagedFetcher(source, crew.reads, crew.decode, self, may_inline=crew.may_inline)
+            return StagedFetcher(source, crew.reads, crew.decode, self._window, may_inline=crew.may_inline)
         if source.kind is Kind.ASYNC:
-            return AsyncFetcher(source, crew.tasks, crew.decode, by_rows=settings.by_rows)
+            return AsyncFetcher(source, crew.tasks, crew.decode, self._window, by_rows=settings.by_rows)
         if source.kind is Kind.SINGLE:
-            return SampleFetcher(source, crew.decode, self)
-        return BatchFetcher(source, crew.decode, batched=settings.batched, drop_last=settings.drop_last)
+            return SampleFetcher(source, crew.decode, self._window)
+        if source.kind is Kind.TAKE:
+            return GatherFetcher(source, crew.decode, self._tally)
+        return BatchFetcher(source, crew.decode, self._window, batched=settings.batched, drop_last=settings.drop_last)
 
-    def _note_size(self, num_bytes: int) -> None:
-        self._batch_bytes = max(self._batch_bytes, num_bytes)
-        self._ahead = window.batches_ahead(
-            max_batches=self._max_batches, batch_bytes=self._batch_bytes, max_bytes=self._settings.max_bytes
-        )
-
-    def _resubmit_held(self) -> None:
-        again = bool(self._held)
-        while again:
-            ready: list[Job] = []
-            later: list[Job] = []
-            while self._held:
-                try:
-                    job = self._held.popleft()
-                except IndexError:
-                    break
-                (ready if job[1].number < self.horizon else later).append(job)
-            self._held.extend(later)
-            if ready:
-                self._fetcher.resubmit(ready)
-            again = any(job[1].number < self.horizon for job in later)
+    def _resubmit(self, jobs: list[Any]) -> None:
+        self._fetcher.resubmit(jobs)
 
     def _report(self, batch: Batch) -> None:
-        self._crew.portal.call(self._arrive, batch)
+        if isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct:
+            self._arrive(batch)  # we are in the consumer's thread, as for every other batch of this run
+        else:
+            self._crew.portal.call(self._arrive, batch)
 
     # The loop's side.
 
     def _arrive(self, batch: Batch) -> None:
         try:
+            if self.closed:
+                batch.discard()
+                return
             for leaving in self._order.add(batch):
                 if self._copier is not None and leaving.error is None and not leaving.is_end:
                     self._copy(leaving, self._copier)

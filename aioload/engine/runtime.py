@@ -5,8 +5,6 @@ while the present one ends: as batches of this one are consumed, batches of the 
 ``iter()`` takes that pass up if the sampler would still draw the same and the dataset has not been changed.
 """
 
-import concurrent.futures
-import os
 import threading
 import time
 import weakref
@@ -16,21 +14,18 @@ from typing import Any
 
 import torch
 
+from aioload.collate import collation_rules
 from aioload.copier import Copier, CudaCopier
 from aioload.engine.crew import Crew
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
+from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.portal import Portal
-from aioload.engine.run import Run, Settings
+from aioload.engine.run import Run
+from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, Source
 from aioload.ring import Ring
 from aioload.stats import Ledger, LoaderStats
-
-CLOSE_TIMEOUT_S = 1.0
-"""Seconds that closing waits for threads to end. One that is stuck in a read ends when the read does."""
-
-_COLLECTED_TIMEOUT_S = 0.2
-"""The same when an iterator was simply dropped, where nobody asked to wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,45 +42,12 @@ class Plan:
     worker_init_fn: Callable[[int], None] | None
     settings: Settings
 
-
-class Pass:
-    """A run and the crew it works with, as an iterator holds them."""
-
-    def __init__(self, run: Run | InlineRun, crew: Crew | None, *, owns_crew: bool) -> None:
-        self.run, self._crew, self._owns_crew = run, crew, owns_crew
-
-    @property
-    def reads_limit(self) -> int:
-        """Reads that may be under way at present."""
-        return 0 if self._crew is None or self.run.closed else self._crew.reads_limit
-
-    def start_on_loop(self) -> "concurrent.futures.Future[None]":
-        """Start loading from the loop thread: a sampler may think for long before its first index.
-
-        Returns:
-            A future that is done when the first indices have been drawn. It must not be cancelled.
-        """
-        started: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-        def start() -> None:
-            self.run.start()
-            started.set_result(None)
-
-        if self._crew is None or not self._crew.portal.call(start):
-            start()
-        return started
-
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """End the pass; threads that are its own are waited for, at most ``timeout_s``. Any thread, any time."""
-        if self._crew is not None and self._owns_crew:
-            self._crew.close()
-        self.run.close()
-        if self._crew is not None and self._owns_crew and timeout_s > 0:
-            self._crew.join(timeout_s)
-
-    def collected(self) -> None:
-        """End the pass because its iterator is gone."""
-        self.close(_COLLECTED_TIMEOUT_S)
+    def loads_as(self, other: "Plan") -> bool:
+        """Whether batches that were begun by the other plan will do for this one."""
+        mine, others = self.settings, other.settings
+        same = self.index_sampler is other.index_sampler and self.generator is other.generator
+        same = same and mine.collate_fn is others.collate_fn and mine.by_rows == others.by_rows
+        return same and mine.in_order == others.in_order and mine.max_batches == others.max_batches
 
 
 class Runtime:
@@ -95,7 +57,6 @@ class Runtime:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.pid = os.getpid()
         self._plan = plan
         settings = plan.settings
         cuda = plan.device.type == "cuda"
@@ -105,21 +66,23 @@ class Runtime:
         self.ledger = Ledger()
         self.tally = self.ledger.open()
         self._copier: Copier | None = CudaCopier(plan.device, self.ring) if cuda else None
-        self._lock = threading.Lock()
-        self._passes: weakref.WeakSet[Pass] = weakref.WeakSet()
-        self._crew: Crew | None = None
+        self._lock = threading.RLock()
+        self._passes: weakref.WeakKeyDictionary[Pass, None] = weakref.WeakKeyDictionary()
+        self._kept = Kept()
         self._next: tuple[Run, Lookahead] | None = None
         self._wasted_lookahead = False
-        self._kept_portal: Portal | None = None
 
     def stats(self) -> LoaderStats:
         """Return what has been done so far."""
-        limits = [each.reads_limit for each in list(self._passes)]
+        limits = [each.reads_limit for each in self._living_passes()]
         return self.ledger.snapshot(max(limits, default=0))
 
-    def begin(self) -> Pass:
-        """Return a new pass over the data, not started yet."""
-        plan = self._plan
+    def begin(self, plan: Plan) -> Pass:
+        """Return a new pass over the data, not started yet; by a plan of its own, as arguments may be changed."""
+        with self._lock:
+            if not plan.loads_as(self._plan):
+                self._drop_next()
+            self._plan = plan
         if plan.num_workers == 0:
             return self._add(Pass(self._inline_run(), None, owns_crew=False))
         if plan.persistent:
@@ -128,26 +91,32 @@ class Runtime:
             return self._add(Pass(run, crew, owns_crew=False))
         source, stream = self._source(), self._stream()
         crew = self._new_crew(source.kind)
-        run = self._new_run(source, stream, crew, plan.settings.max_batches)
+        try:
+            run = self._new_run(source, stream, crew, plan.settings.max_batches)
+        except BaseException:
+            crew.close()
+            raise
         return self._add(Pass(run, crew, owns_crew=True))
+
+    def close_with(self, owner: object) -> None:
+        """Have what is kept ended when ``owner``, which all passes keep alive, is collected."""
+        weakref.finalize(owner, self._kept.collected)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End all passes, and stop persistent workers. The runtime may be used again afterwards."""
         deadline = time.monotonic() + timeout_s
-        for each in list(self._passes):
+        for each in self._living_passes():
             each.close(max(0.0, deadline - time.monotonic()))
-        crew, self._crew = self._crew, None
         self._drop_next()
-        if crew is not None:
-            crew.close()
-            crew.join(max(0.0, deadline - time.monotonic()))
-        if self._kept_portal is not None and self.pid == os.getpid():
-            self._kept_portal.join(deadline)
-            self._kept_portal.close()
+        self._kept.close(max(0.0, deadline - time.monotonic()))
 
     def _add(self, new: Pass) -> Pass:
-        self._passes.add(new)
+        self._passes[new] = None
         return new
+
+    def _living_passes(self) -> list[Pass]:
+        # keyrefs() takes a copy in one step: another thread may begin a pass at any time.
+        return [each for ref in self._passes.keyrefs() if (each := ref()) is not None]
 
     def _inline_run(self) -> InlineRun:
         return InlineRun(
@@ -169,9 +138,10 @@ class Runtime:
     def _portal(self, *, keep_loop: bool) -> Portal:
         if not keep_loop:
             return Portal(keep_loop=False)
-        if self._kept_portal is None:
-            self._kept_portal = Portal(keep_loop=True)
-        return self._kept_portal
+        portal = self._kept.portal
+        if portal is None:
+            portal = self._kept.portal = Portal(keep_loop=True)
+        return portal
 
     def _new_crew(self, kind: Kind) -> Crew:
         plan = self._plan
@@ -202,44 +172,48 @@ class Runtime:
 
     def _persistent_run(self) -> tuple[Run, Crew]:
         max_batches = self._plan.settings.max_batches
-        if self._crew is not None and self._crew.crashed:
-            self._crew.close()
-            self._crew = None
-            self._drop_next()
-        if self._next is not None and self._crew is not None:
-            (run, lookahead), self._next = self._next, None
-            if lookahead.take_up():
+        crew, ahead, self._next = self._kept.crew, self._next, None
+        if crew is not None and crew.crashed:
+            crew.close()
+            crew = None
+        if ahead is not None:
+            run, lookahead = ahead
+            if crew is not None and lookahead.take_up():
                 run.on_exhausted = self._run_ahead
                 run.grant(max_batches)
-                return run, self._crew
+                return run, crew
             run.close()
             self._wasted_lookahead = True
         source = self._source()
-        if self._crew is None:
-            self._crew = self._new_crew(source.kind)
-        run = self._new_run(source, self._stream(), self._crew, max_batches)
+        if crew is None:
+            crew = self._kept.crew = self._new_crew(source.kind)
+        run = self._new_run(source, self._stream(), crew, max_batches)
         run.on_exhausted = self._run_ahead
-        return run, self._crew
+        return run, crew
 
     def _run_ahead(self, num_batches: int) -> None:
         """Let the next pass be ``num_batches`` ahead. In the consumer's thread."""
-        plan = self._plan
-        if num_batches <= 0 or self._wasted_lookahead or self._crew is None:
+        plan, crew = self._plan, self._kept.crew
+        if num_batches <= 0 or self._wasted_lookahead or crew is None or not can_run_ahead(plan.index_sampler):
             return
-        if not can_run_ahead(plan.index_sampler):
-            return
-        if self._next is not None:
-            run, lookahead = self._next
-            with lookahead.drawing():
-                run.grant(num_batches)
-            return
-        lookahead = Lookahead(plan.index_sampler, plan.generator, plan.dataset)
-        with lookahead.drawing():
-            run = self._new_run(self._source(), self._stream(), self._crew, num_batches)
-            run.start()
-        self._next = run, lookahead
+        with self._lock:  # passes that go on at once may end at once
+            try:
+                if self._next is None:
+                    lookahead = Lookahead(
+                        plan.index_sampler, plan.generator, plan.dataset, plan.settings.collate_fn, collation_rules()
+                    )
+                    with lookahead.drawing():
+                        run = self._new_run(self._source(), self._stream(), crew, num_batches)
+                        run.start()
+                    self._next = run, lookahead
+                else:
+                    run, lookahead = self._next
+                    with lookahead.drawing():
+                        run.grant(num_batches)
+            except Exception:  # has nothing to do with this pass; iter() will meet it again
+                self._wasted_lookahead = True
 
     def _drop_next(self) -> None:
-        if self._next is not None:
-            self._next[0].close()
-            self._next = None
+        ahead, self._next = self._next, None
+        if ahead is not None:
+            ahead[0].close()

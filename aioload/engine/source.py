@@ -5,15 +5,19 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import CoroutineType
+from typing import Any, Literal
 
 import numpy as np
 import torch.utils.data as torch_data
 
 from aioload.datasets.tensors import TensorDataset
-from aioload.errors import DatasetError
-from aioload.layout import Layout, storage_of
+from aioload.errors import DatasetError, is_interrupt
+from aioload.layout import Layout
+from aioload.leaf import storage_of
 from aioload.readers import read_file
+
+_BUFFER_BELOW_BYTES = 1 << 20
 
 
 class Kind(enum.Enum):
@@ -38,44 +42,37 @@ class Source:
 
     def __init__(self, dataset: Any, *, batched: bool, by_rows: bool) -> None:
         self.dataset = dataset
-        self._indices: Sequence[Any] | None = None
-        if type(dataset) is torch_data.Subset and not _is_method(dataset.dataset, "__getitems__"):
-            # Its own __getitems__ would load a whole batch one sample after the other.
-            self._indices, dataset = dataset.indices, dataset.dataset
-        self._inner = dataset
-        self.kind = _kind_of(dataset, batched=batched, by_rows=by_rows)
+        self.samples = _without_subsets(dataset)
+        """What ``[index]``, ``location`` and ``decode`` are asked of."""
+        self.kind = _kind_of(self.samples, batched=batched, by_rows=by_rows)
+        self._has_location = self.kind is not Kind.ITERABLE and _is_method(self.samples, "location")
         self._stream: ItemStream | None = None
         if self.kind is Kind.TAKE:
             self._arrays = [storage_of(tensor) for tensor in dataset.tensors]
         elif self.kind is Kind.ITERABLE:
             self._stream = ItemStream(dataset)
 
-    def location(self, index: Any) -> Any:
-        """Return where the sample's bytes are."""
-        return self._inner.location(self._translate(index))
-
     def locate(self, index: Any) -> Any:
         """Return where a sample is, for a message, or ``None`` if the dataset cannot tell."""
+        if not self._has_location:
+            return None
         try:
-            return self.location(index)
-        except Exception:
+            return self.samples.location(index)
+        except BaseException as exc:
+            if is_interrupt(exc):
+                raise
             return None
 
     def read(self, index: Any) -> bytes:
-        """Return the bytes of a sample. Blocks."""
-        return read_file(self.location(index))
+        """Return the bytes of a sample of a STAGED dataset. Blocks."""
+        return read_file(self.samples.location(index))
 
-    def decode(self, data: bytes, index: Any) -> Any:
-        """Return the sample made from its bytes."""
-        return self._inner.decode(data, self._translate(index))
-
-    def fetch(self, index: Any) -> Any:
-        """Return a sample, or an awaitable of it for an async dataset."""
-        return self._inner[self._translate(index)]
-
-    def fetch_many(self, indices: Sequence[Any]) -> list[Any]:
-        """Return the samples of a batch from ``__getitems__``."""
-        return list(self._inner.__getitems__([self._translate(index) for index in indices]))
+    def fetch_many(self, indices: Sequence[Any]) -> Any:
+        """Return what ``__getitems__`` gives for a batch: a list of samples, or whatever ``collate_fn`` takes."""
+        samples = self.samples.__getitems__(indices)
+        if type(samples) is CoroutineType:
+            refuse_coroutine(samples, self.samples, "__getitems__")
+        return samples
 
     @property
     def stream(self) -> "ItemStream":
@@ -85,28 +82,78 @@ class Source:
 
     def take_layout(self) -> Layout | None:
         """Return the layout of the samples of a TAKE dataset."""
-        return Layout.of(self._inner[0])
+        return Layout.of(self.samples[0])
 
-    def take(self, indices: Sequence[Any], columns: Sequence[Any]) -> None:
+    def take(self, indices: Sequence[Any], columns: Sequence[Any]) -> bool:
         """Gather the rows ``indices`` of every array into ``columns``, one ``(n, *shape)`` array each.
+
+        Returns:
+            Whether they are row numbers. What else tensors can be indexed with is for ``samples[index]``.
 
         Raises:
             IndexError: An index is out of range.
         """
-        wanted = np.array([self._translate(index) for index in indices] if self._indices is not None else indices)
+        try:
+            wanted = np.array(indices)
+        except ValueError:  # lists of different lengths
+            return False
+        if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+            return False
         size = len(self._arrays[0])
-        if wanted.dtype.kind not in "iu" or (wanted.size and (wanted.min() < -size or wanted.max() >= size)):
-            bad = [index for index in indices if not -size <= index < size]
-            message = f"Indices {bad[:8]!r} are out of range for a dataset of {size} samples."
-            raise IndexError(message)
-        if wanted.size and wanted.min() < 0:
-            wanted = np.where(wanted < 0, wanted + size, wanted)
+        mode: Literal["raise", "clip"] = "raise"  # checks the bounds, but goes through a buffer
+        if sum(column.nbytes for column in columns) > _BUFFER_BELOW_BYTES:
+            if wanted.min() < -size or wanted.max() >= size:
+                bad = [index for index in indices if not -size <= index < size]
+                message = f"Indices {bad[:8]!r} are out of range for a dataset of {size} samples."
+                raise IndexError(message)
+            wanted, mode = np.where(wanted < 0, wanted + size, wanted), "clip"
         for array, column in zip(self._arrays, columns, strict=True):
-            # The bounds are checked above; mode="raise" would go through a buffer.
-            np.take(array, wanted, axis=0, out=column, mode="clip")
+            array.take(wanted, 0, column, mode)  # np.take(array, ...) costs 5 us more
+        return True
+
+
+class _Subset:
+    """``torch.utils.data.Subset``, nested or not, seen as the dataset it is taken from.
+
+    Its own ``__getitems__`` would load a whole batch one sample after the other, and hide the stages.
+    """
+
+    def __init__(self, dataset: Any, index_maps: Sequence[Sequence[Any]]) -> None:
+        self.dataset, self._index_maps = dataset, index_maps
+        for name in ("location", "decode"):
+            if not _is_method(dataset, name):
+                setattr(self, name, None)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[self._translate(index)]
+
+    def location(self, index: Any) -> Any:
+        return self.dataset.location(self._translate(index))
+
+    def decode(self, data: bytes, index: Any) -> Any:
+        return self.dataset.decode(data, self._translate(index))
 
     def _translate(self, index: Any) -> Any:
-        return index if self._indices is None else self._indices[index]
+        for index_map in self._index_maps:
+            index = [index_map[each] for each in index] if isinstance(index, list) else index_map[index]
+        return index
+
+
+class _AsyncSubset(_Subset):
+    async def __getitem__(self, index: Any) -> Any:
+        return await self.dataset[self._translate(index)]
+
+
+def _without_subsets(dataset: Any) -> Any:
+    inner, index_maps = dataset, []
+    while type(inner) is torch_data.Subset:
+        index_maps.append(inner.indices)
+        inner = inner.dataset
+    if not index_maps or _is_method(inner, "__getitems__"):
+        return dataset
+    if inspect.iscoroutinefunction(getattr(type(inner), "__getitem__", None)):
+        return _AsyncSubset(inner, index_maps)
+    return _Subset(inner, index_maps)
 
 
 class ItemStream:
@@ -124,29 +171,35 @@ class ItemStream:
         self._items: Iterator[Any] | None = None
         self._ended = False
         self._error: BaseException | None = None
+        self._kept: list[Any] = []  # the items of a call that was interrupted
 
-    def take(self, count: int) -> list[Any]:
-        """Return the next ``count`` items, fewer before the end or before an error.
+    def take(self, count: int, *, whole: bool) -> list[Any]:
+        """Return the next ``count`` items, fewer before the end or before an error, unless ``whole``.
 
         Raises:
-            StopIteration: There are no more items.
-            BaseException: What the dataset raised, once the items before it have been returned.
+            StopIteration: There are no more items, or not ``count`` of them if ``whole``.
+            BaseException: What the dataset raised, once the items before it have been returned, or dropped if
+                ``whole``. ``position`` is its place.
         """
         if self._error is not None:
             error, self._error = self._error, None
-            raise error
-        items: list[Any] = []
+            try:
+                raise error
+            finally:
+                del error  # else its traceback refers to it by way of this frame
+        items, self._kept = self._kept, []
         while len(items) < count:
             try:
                 items.append(self._next())
-            except StopIteration:
-                if not items:
-                    raise
-                break
             except BaseException as exc:
-                if not items:
+                if is_interrupt(exc):
+                    self._kept = items
                     raise
-                self._error = exc
+                if whole or not items:
+                    self.position += len(items)
+                    raise
+                if not isinstance(exc, StopIteration):
+                    self._error = exc
                 break
         self.position += len(items)
         return items
@@ -155,12 +208,29 @@ class ItemStream:
         if self._ended:  # an exhausted iterator is not asked again
             raise StopIteration
         if self._items is None:
+            self._ended = True  # until there is an iterator: a dataset that gives none is not asked again
             self._items = iter(self._dataset)
+            self._ended = False
         try:
             return next(self._items)
         except StopIteration:
             self._ended, self._items = True, None
             raise
+
+
+def refuse_coroutine(sample: Any, dataset: Any, method: str) -> None:
+    """Raise :class:`~aioload.errors.DatasetError` because ``method`` returned the coroutine ``sample``."""
+    sample.close()
+    owner = dataset.dataset if isinstance(dataset, _Subset) else dataset
+    message = f"{type(owner).__name__}.{method} returned a coroutine"
+    if method == "__getitem__":
+        message += (
+            " but is not declared 'async def'. "
+            "Declare it so (a wrapper that hides it must be 'async def' too), and the loader awaits it."
+        )
+    else:
+        message += ", but of a dataset's methods the loader awaits __getitem__ alone. Declare it with a plain 'def'."
+    raise DatasetError(message)
 
 
 def _kind_of(dataset: Any, *, batched: bool, by_rows: bool) -> Kind:
@@ -190,6 +260,8 @@ def _is_method(dataset: Any, name: str) -> bool:
 
 def _can_take(dataset: Any) -> bool:
     stock: Callable[..., Any]
+    if _is_method(dataset, "__getitems__"):
+        return False
     for cls in (TensorDataset, torch_data.TensorDataset):
         stock = cls.__getitem__
         if isinstance(dataset, cls) and type(dataset).__getitem__ is stock and len(dataset) > 0:

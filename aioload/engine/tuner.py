@@ -74,6 +74,8 @@ def step(tuning: Tuning, size: int, window: Window, now_s: float) -> Tuning:
     if window.mean_job_s < TINY_JOB_S:
         return replace(tuning, limit=max(1, tuning.limit // 2))
     suspect = rate > SUSPECT_RATE
+    if suspect and not window.saturated:  # some had nothing to do: fewer will do as well
+        return replace(tuning, limit=max(1, tuning.limit // 2), rival_limit=0)
     if tuning.limit < size and now_s >= tuning.hold_until_s:
         limit = size if window.mean_job_s >= LONG_JOB_S else min(size, tuning.limit * 2)
         return _moved(tuning, limit, rate, test=suspect and window.saturated)

@@ -1,0 +1,109 @@
+"""Passes: what an iterator holds, what a loader keeps between iterators, and how either ends when it is let go.
+
+What a finalizer holds lives for ever if it leads back to what it watches. A run does, where the dataset or
+``collate_fn`` belongs to an object that keeps the iterator, which is common; a crew and a portal do not. So a finalizer
+holds these and has a weak reference to the run.
+"""
+
+import os
+import time
+import weakref
+
+from aioload.engine import aside
+from aioload.engine.crew import Crew
+from aioload.engine.inline import InlineRun
+from aioload.engine.portal import Portal
+from aioload.engine.run import Run
+
+CLOSE_TIMEOUT_S = 1.0
+"""Seconds that closing waits for threads to end. One that is stuck in a read ends when the read does."""
+
+_COLLECTED_TIMEOUT_S = 0.2
+"""The same when an iterator was simply dropped, where nobody asked to wait."""
+
+
+class Pass:
+    """A run and the crew it works with, as an iterator holds them.
+
+    Args:
+        run: The run.
+        crew: The crew it works with, ``None`` for a run without threads.
+        owns_crew: Whether the crew ends with the pass.
+    """
+
+    def __init__(self, run: Run | InlineRun, crew: Crew | None, *, owns_crew: bool) -> None:
+        self.run, self._crew = run, crew
+        self._own_crew = crew if owns_crew else None
+        self._finalizer = weakref.finalize(self, _collected, weakref.ref(run), self._own_crew)
+        self._finalizer.atexit = False  # the interpreter's end stops all crews, and wakes nobody
+
+    @property
+    def reads_limit(self) -> int:
+        """Reads that may be under way at present."""
+        return 0 if self._crew is None or self.run.closed else self._crew.reads_limit
+
+    def start_on_loop(self) -> None:
+        """Start loading from the loop thread: a sampler may think for long before its first index."""
+        if isinstance(self.run, InlineRun):
+            return
+        self.run.check_process()
+        if self._crew is None or not self._crew.portal.call(self.run.start_here):
+            self.run.start_here()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """End the pass; threads that are its own are waited for, at most ``timeout_s``. Any thread, any time.
+
+        It also ends, with a shorter wait, when nothing refers to it any more.
+        """
+        self._finalizer.detach()
+        _end(self.run, self._own_crew, timeout_s)
+
+    async def aclose(self) -> None:
+        """As :meth:`close`; the running event loop goes on meanwhile."""
+        if self._own_crew is None or self.run.closed:
+            self.close(0.0)
+        else:
+            await aside.call(self.close)
+
+
+def _end(run: Run | InlineRun | None, crew: Crew | None, timeout_s: float) -> None:
+    if crew is not None:
+        crew.close()
+    if run is not None:
+        run.close()
+    if crew is not None and timeout_s > 0:
+        crew.join(timeout_s)
+
+
+def _collected(run: "weakref.ref[Run | InlineRun]", crew: Crew | None) -> None:
+    _end(run(), crew, _collected_timeout_s())
+
+
+def _collected_timeout_s() -> float:
+    return 0.0 if aside.in_event_loop() else _COLLECTED_TIMEOUT_S
+
+
+class Kept:
+    """What outlives passes, and is ended with the runtime; it does not lead back to the loader."""
+
+    def __init__(self) -> None:
+        self.crew: Crew | None = None
+        self.portal: Portal | None = None
+        self._pid = os.getpid()
+
+    def close(self, timeout_s: float) -> None:
+        """End it. Something new may be kept afterwards."""
+        if self._pid != os.getpid():
+            return
+        deadline = time.monotonic() + timeout_s
+        crew, self.crew, portal, self.portal = self.crew, None, self.portal, None
+        if crew is not None:
+            crew.close()
+            crew.join(timeout_s)
+        if portal is not None:
+            portal.join(deadline)
+            portal.close()
+
+    def collected(self) -> None:
+        """End it because the loader is gone."""
+        self.close(_collected_timeout_s())

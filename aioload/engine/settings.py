@@ -1,0 +1,29 @@
+"""Settings: what the loader's arguments come to, for the engine; and what the engine answers."""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the loader's arguments come to, for the engine."""
+
+    collate_fn: Callable[[Any], Any]
+    batched: bool
+    by_rows: bool
+    drop_last: bool
+    in_order: bool
+    pin: bool
+    timeout_s: float
+    slow_after_s: float
+    max_batches: int
+    max_bytes: int
+
+
+class Answer(enum.Enum):
+    """What asking for a batch may answer instead of one."""
+
+    NOT_YET = "not yet"
+    OVER = "over"

@@ -1,0 +1,139 @@
+"""Staged: files are read on one pool, and decoded where that is cheapest."""
+
+import time
+from types import CoroutineType
+
+from aioload.engine import tuner
+from aioload.engine.batch import Batch
+from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
+from aioload.engine.pools import Job, ThreadPool, Worker
+from aioload.engine.source import Source, refuse_coroutine
+from aioload.errors import strip
+from aioload.readers import read_file
+
+INLINE_BELOW_S = 70e-6
+"""A decode cheaper than this runs on the thread that read the file: handing it over costs 15-20 us of the
+interpreter lock (62,000 samples of 4 KB a second against 25,000)."""
+
+OFFLOAD_ABOVE_S = 140e-6
+"""A decode dearer than this goes to the decode pool, so that decoding threads do not crowd each other out."""
+
+SAMPLES_PER_JOB = 16
+"""Samples that one job reads, of one batch, where reads are tiny: it saves 2 of 15 us a sample."""
+
+_MEASURE_EVERY = 16
+
+
+class StagedFetcher:
+    """STAGED: read on the read pool, decode where it is cheapest."""
+
+    def __init__(self, source: Source, reads: ThreadPool, decode: ThreadPool, gate: Gate, *, may_inline: bool) -> None:
+        self._source, self._reads, self._decode_pool, self._gate = source, reads, decode, gate
+        self._samples, self._location = source.samples, source.samples.location
+        self._may_inline, self._inline = may_inline, False
+        self._decode_cost_s: float | None = None
+        self._num_decoded = 0
+
+    def submit(self, batch: Batch) -> None:
+        """Queue a read per sample, or per few samples where reads are so short that one thread does them all."""
+        submit_if_empty(batch, self._decode_pool)
+        num_samples = len(batch.indices)
+        job = self._read_and_decode if self._inline else self._read
+        step = SAMPLES_PER_JOB if self._inline and self._reads.is_alone else 1
+        self.resubmit([(job, batch, start, min(start + step, num_samples)) for start in range(0, num_samples, step)])
+
+    def resubmit(self, jobs: list[Job]) -> None:
+        """Queue the jobs."""
+        self._reads.submit(jobs, len(jobs))
+
+    def _read(self, worker: Worker, batch: Batch, position: int, _: int) -> None:
+        if self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._read, batch, position, _))
+            return
+        if not batch.wants(position):
+            settle(batch, batch.drop(position), worker)
+            return
+        tally = worker.tally
+        tally.reads_in_flight = 1
+        try:
+            data = read_file(self._location(batch.indices[position]))
+        except BaseException as exc:
+            settle(batch, batch.fail(position, strip(exc), "read"), worker)
+            return
+        finally:
+            tally.reads_in_flight = 0
+        now = time.perf_counter()
+        tally.read_s += now - worker.mark
+        tally.bytes_read += len(data)
+        worker.mark = now
+        if self._inline:
+            self._decode(worker, batch, position, data)
+        else:
+            self._decode_pool.submit(((self._decode, batch, position, data),), 1)
+
+    def _read_and_decode(self, worker: Worker, batch: Batch, start: int, stop: int) -> None:
+        """Load samples ``start`` to ``stop`` on this thread. The hottest loop there is: 0.1 us counts."""
+        if self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._read_and_decode, batch, start, stop))
+            return
+        worker.num_units = stop - start
+        tally, indices, mark, clock = worker.tally, batch.indices, worker.mark, time.perf_counter
+        location, decode = self._location, self._samples.decode
+        read_s = decode_s = collate_s = 0.0
+        tally.reads_in_flight = 1
+        for position in range(start, stop):
+            if not batch.wants(position):
+                settle(batch, batch.drop(position), worker)
+                continue
+            index, stage = indices[position], "read"
+            try:
+                data = read_file(location(index))
+                read_ended = clock()
+                tally.bytes_read += len(data)
+                stage = "decode"
+                sample = decode(data, index)
+            except BaseException as exc:
+                settle(batch, batch.fail(position, strip(exc), stage), worker)
+                continue
+            decode_ended = clock()
+            if batch.add(position, sample):
+                batch.finish(tally)
+            read_s += read_ended - mark
+            decode_s += decode_ended - read_ended
+            mark = clock()
+            collate_s += mark - decode_ended
+        tally.reads_in_flight = 0
+        tally.read_s += read_s
+        tally.decode_s += decode_s
+        tally.collate_s += collate_s
+        worker.mark = mark
+        self._place(decode_s / (stop - start))
+
+    def _decode(self, worker: Worker, batch: Batch, position: int, data: bytes) -> None:
+        if not batch.wants(position):
+            settle(batch, batch.drop(position), worker)
+            return
+        self._num_decoded += 1
+        # Not by the wall clock: decoding threads wait for the interpreter lock, and for a core.
+        measured = self._may_inline and self._num_decoded % _MEASURE_EVERY == 1
+        cpu_started = time.thread_time() if measured else 0.0
+        try:
+            sample = self._samples.decode(data, batch.indices[position])
+            if type(sample) is CoroutineType:
+                refuse_coroutine(sample, self._samples, "decode")
+        except BaseException as exc:
+            settle(batch, batch.fail(position, strip(exc), "decode"), worker)
+            return
+        if measured:
+            self._place(time.thread_time() - cpu_started)
+        lap_decode(worker)
+        if batch.add(position, sample):
+            batch.finish(worker.tally)
+        lap_collate(worker)
+
+    def _place(self, cost_s: float) -> None:
+        self._decode_cost_s = tuner.smoothed(self._decode_cost_s, cost_s)
+        if self._decode_cost_s < INLINE_BELOW_S:
+            self._inline = True
+        elif self._decode_cost_s > OFFLOAD_ABOVE_S:
+            self._inline = False

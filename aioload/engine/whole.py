@@ -1,0 +1,118 @@
+"""Whole: datasets that give a batch at a time: gathered from tensors, from ``__getitems__``, or the next items."""
+
+import time
+
+from aioload.engine.batch import Batch
+from aioload.engine.fetchers import Gate, lap_collate, lap_decode
+from aioload.engine.pools import Job, ThreadPool, Worker
+from aioload.engine.source import Kind, Source
+from aioload.errors import strip
+from aioload.stats import Tally
+
+DIRECT_BELOW_BYTES = 256 << 10
+"""A batch smaller than this is copied out of tensors in less time than it takes to wake up a thread."""
+
+
+class GatherFetcher:
+    """TAKE: rows of tensors gathered into the slot; in the consumer's thread where that costs less than a wake-up.
+
+    ``is_direct`` says so. It is settled by the first batch, for all.
+    """
+
+    def __init__(self, source: Source, decode: ThreadPool, tally: Tally) -> None:
+        self._source, self._pool, self._tally = source, decode, tally
+        layout = source.take_layout()
+        assert layout is not None
+        self._layout = layout
+        self.is_direct: bool | None = None
+
+    def submit(self, batch: Batch) -> None:
+        """Gather the batch, or queue one job that does."""
+        if self.is_direct is None:
+            num_bytes = self._layout.offsets(len(batch.indices))[1]
+            self.is_direct = num_bytes <= DIRECT_BELOW_BYTES
+            batch.recipe.on_size(num_bytes)
+        if self.is_direct:
+            self._gather_rows(batch, self._tally)
+        else:
+            self._pool.submit(((self._gather, batch, None, None),), 1)
+
+    def resubmit(self, jobs: list[Job]) -> None:
+        """Never called: nothing is held back, since how large batches are is known before the first."""
+        raise AssertionError
+
+    def _gather(self, worker: Worker, batch: Batch, _: None, __: None) -> None:
+        if batch.wants(-1):
+            self._gather_rows(batch, worker.tally)
+
+    def _gather_rows(self, batch: Batch, tally: Tally) -> None:
+        if batch.gather(self._layout, self._source.take, tally):
+            return
+        complete = not batch.indices
+        for position, index in enumerate(batch.indices):  # no row numbers, but a tensor may be indexed with them
+            try:
+                sample = self._source.samples[index]
+            except BaseException as exc:
+                complete = batch.fail(position, strip(exc), "fetch") or complete
+            else:
+                complete = batch.add(position, sample) or complete
+        if complete:
+            batch.finish(tally)
+
+
+class BatchFetcher:
+    """MANY and ITERABLE: a job per batch on the decode pool."""
+
+    def __init__(self, source: Source, decode: ThreadPool, gate: Gate, *, batched: bool, drop_last: bool) -> None:
+        self._source, self._pool, self._gate = source, decode, gate
+        self._batched, self._drop_last = batched, drop_last
+        self._job = {Kind.MANY: self._many, Kind.ITERABLE: self._items}[source.kind]
+
+    def submit(self, batch: Batch) -> None:
+        """Queue one job."""
+        if self._source.kind is Kind.ITERABLE:
+            self._source.stream.expected.append(batch)
+        self._pool.submit(((self._job, batch, None, None),), 1)
+
+    def resubmit(self, jobs: list[Job]) -> None:
+        """Queue the jobs."""
+        self._pool.submit(jobs, len(jobs))
+
+    def _many(self, worker: Worker, batch: Batch, _: None, __: None) -> None:
+        if not batch.wants(-1):
+            return
+        if self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._many, batch, None, None))
+            return
+        try:
+            samples = self._source.fetch_many(batch.indices)
+        except BaseException as exc:
+            batch.fail_whole(strip(exc), "fetch", list(batch.indices))
+            return
+        lap_decode(worker)
+        batch.fill_with(samples, worker.tally)
+        lap_collate(worker)
+
+    def _items(self, worker: Worker, batch: Batch, _: None, __: None) -> None:
+        stream = self._source.stream
+        with stream.lock:
+            worker.mark = time.perf_counter()
+            batch = stream.expected[0]
+            if self._gate.is_narrow and batch.number >= self._gate.horizon:
+                self._gate.hold((self._items, batch, None, None))
+                return
+            stream.expected.popleft()
+            if not batch.wants(-1):
+                return
+            position = stream.position
+            try:
+                items = stream.take(len(batch.indices), whole=self._batched and self._drop_last)
+            except StopIteration:
+                batch.end()
+                return
+            except BaseException as exc:
+                batch.fail_whole(strip(exc), "fetch", stream.position)
+                return
+        lap_decode(worker)
+        batch.fill(items, worker.tally, range(position, position + len(items)))
+        lap_collate(worker)
