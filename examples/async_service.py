@@ -4,6 +4,7 @@ import asyncio
 import io
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ class Recordings:
     async def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], int]:
         """Return a recording and its number."""
         async with aiofiles.open(self.paths[index], "rb") as file:
-            data = await file.read()
-        return np.load(io.BytesIO(data)), index
+            return np.load(io.BytesIO(await file.read())), index
 
 
 def record(root: Path) -> None:
@@ -37,13 +37,11 @@ def record(root: Path) -> None:
         np.save(root / f"{number:04}.npy", rng.normal(size=4096).astype(np.float32))
 
 
-async def work(queue: asyncio.Queue[Any], served: list[int]) -> None:
+async def work(batches: AsyncIterator[Any], served: list[int]) -> None:
     """Handle one batch after the other; what takes more than a moment runs in a thread, not on the loop."""
-    while True:
-        recordings, numbers = await queue.get()
+    async for recordings, numbers in batches:
         await asyncio.to_thread(torch.fft.rfft, recordings)
         served += numbers.tolist()
-        queue.task_done()
 
 
 async def watch(lags_s: list[float]) -> None:
@@ -57,18 +55,15 @@ async def watch(lags_s: list[float]) -> None:
 async def main(root: Path) -> None:
     """Serve every recording below ``root`` once.
 
-    The workers share one iterator through a queue: had each its own, every file would be read twice. A full
-    queue holds the loader back, and a batch may wait in it: the loader never writes to it again.
+    The workers share one iterator: had each its own, every file would be read twice.
     """
-    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=4)
     first, second, lags_s = list[int](), list[int](), list[float]()
-    async with aioload.DataLoader(Recordings(root), batch_size=50) as loader, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(job) for job in (work(queue, first), work(queue, second), watch(lags_s))]
-        async for batch in loader:
-            await queue.put(batch)
-        await queue.join()
-        for task in tasks:
-            task.cancel()
+    loader = aioload.DataLoader(Recordings(root), batch_size=50)
+    watcher = asyncio.create_task(watch(lags_s))
+    async with loader:
+        batches = aiter(loader)
+        await asyncio.gather(work(batches, first), work(batches, second))
+    watcher.cancel()
     print(f"{loader.stats().batches} batches, {len({*first, *second})} different recordings", end=", ")
     print(f"{len(first)} + {len(second)} by worker; worst lag of the loop {max(lags_s) * 1e3:.1f} ms")
 
