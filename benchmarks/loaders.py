@@ -55,17 +55,13 @@ def compare_npy(data: Path, num_rounds: int) -> list[Comparison]:
     rivals = [_ours(aioload_epoch(aioload.FileDataset(paths, decode_npy), batch_size=BATCH_SIZE))]
     for num_threads in (2, 4, 8, 32):
         epoch = window_epoch(plain, batch_size=BATCH_SIZE, num_threads=num_threads)
-        rivals.append(
-            Rival(name=f"window, {num_threads} threads", epoch=epoch, group="the window of futures")
-        )
+        rivals.append(Rival(name=f"window, {num_threads} threads", epoch=epoch, group="the window of futures"))
     for name, dataset in (("plain reader", plain), ("aioload's reader", lean)):
         epoch = torch_epoch(dataset, batch_size=BATCH_SIZE)
         rivals.append(Rival(name=f"torch, no workers, {name}", epoch=epoch, group="torch without workers"))
     for num_workers in (1, 2, 4):
         rivals += _torch_processes(plain, num_workers)
-    return [
-        compare(f"npy: {len(paths):,} files of 4 KB, batches of {BATCH_SIZE}", rivals, num_rounds=num_rounds)
-    ]
+    return [compare(f"npy: {len(paths):,} files of 4 KB, batches of {BATCH_SIZE}", rivals, num_rounds=num_rounds)]
 
 
 def compare_jpeg(data: Path, num_rounds: int) -> list[Comparison]:

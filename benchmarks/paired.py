@@ -68,9 +68,7 @@ class Comparison:
 
     def speedups(self, name: str) -> list[float]:
         """Return our speed divided by the rival's, round by round."""
-        return [
-            ours / theirs for ours, theirs in zip(self._speeds(self.ours), self._speeds(name), strict=True)
-        ]
+        return [ours / theirs for ours, theirs in zip(self._speeds(self.ours), self._speeds(name), strict=True)]
 
     def best_of_groups(self) -> dict[str, str]:
         """Return the rival of each group, ours left out, whose median speed is the highest."""
