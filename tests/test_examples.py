@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def run(name: str, folder: Path) -> str:
     # -W error: a warning ends the example, or shows on stderr when a finalizer gives it. Not -X dev: it makes
     # asyncio report slow callbacks on stderr, so the outcome would depend on the machine's speed.
-    command = [sys.executable, "-W", "error", EXAMPLES / name]
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
     env = os.environ | {"TMPDIR": str(folder)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

@@ -1,0 +1,108 @@
+"""What every test is held to: it leaves no thread, task, open file or slot behind."""
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import Nursery
+
+from aioload.ring import Slot, SlotState
+
+THREAD_GRACE_S = 10.0
+"""A thread ends after the job it is on, and tests open their gates before they end."""
+
+_FAILED = pytest.StashKey[bool]()
+_of_failed_tests: list[Any] = []
+
+
+def loader_threads() -> set[threading.Thread]:
+    """Return the threads of all loaders."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("aioload-")}
+
+
+def join_all(threads: set[threading.Thread]) -> set[threading.Thread]:
+    """Wait for threads to end and return those that did not."""
+    deadline = time.monotonic() + THREAD_GRACE_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {thread for thread in threads if thread.is_alive()}
+
+
+def living(*kinds: type[Any]) -> list[Any]:
+    """Return the objects of these kinds that are there after a collection."""
+    gc.collect()
+    # Not isinstance: it asks the object for its class, and some of torch's answer with a warning.
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+
+
+def slots_in_use() -> list[Slot]:
+    """Return the slots, of all rings, that are neither free nor dropped, after a collection."""
+    return [slot for slot in living(Slot) if _in_use(slot)]
+
+
+def _in_use(slot: Slot) -> bool:
+    if slot.state is SlotState.LENT:  # it stays so until the ring looks, also when no view is left
+        return slot._watch is not None and slot._watch() is not None
+    return slot.state in (SlotState.FILLING, SlotState.READY)
+
+
+def _left_over() -> list[Any]:
+    return [
+        each for each in living(Slot, asyncio.Task) if (_in_use(each) if isinstance(each, Slot) else not each.done())
+    ]
+
+
+def _open_files() -> dict[str, str]:
+    files = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            files[entry.name] = os.readlink(entry)
+        except FileNotFoundError:  # the descriptor that lists the folder
+            continue
+    return files
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what was there before the first test is not looked through for each
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Give what runs scripts in processes of their own."""
+    nursery = Nursery(tmp_path_factory.mktemp("scripts"))
+    yield nursery
+    nursery.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves something behind."""
+    threads, files = loader_threads(), _open_files()
+    yield
+    if request.node.stash.get(_FAILED, False):
+        _of_failed_tests.extend(_left_over())  # its traceback holds what it worked with
+        return
+    gc.collect()
+    left_threads = join_all(loader_threads() - threads)
+    assert not left_threads, f"threads left behind: {left_threads}"
+    left = [each for each in _left_over() if each not in _of_failed_tests]
+    if left:
+        _of_failed_tests.extend(left)
+    assert not left, f"left behind: {left}"
+    left_files = _open_files()
+    assert len(left_files) <= len(files), f"files left open: {set(left_files.items()) - set(files.items())}"

@@ -1,0 +1,263 @@
+"""Batches on a device: what is moved how, and on a CUDA device that nothing is lost or used too early."""
+
+import collections
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from oracle import assert_same
+from structures import STRUCTURES, FixedMapping, FixedSequence, MyDict, OpenMapping, OpenSequence, Pair, grid, nested
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from aioload import DataLoader, TensorDataset
+from aioload.copier import CudaCopier, map_tensors, resolve_device
+from aioload.errors import ArgumentError
+from aioload.layout import Layout
+from aioload.ring import Ring, SlotState
+
+POISON = 0xDB
+
+
+@dataclass(frozen=True)
+class Record:
+    x: Any
+    y: Any = 1
+
+
+class Own:
+    """A batch of the user's that can move itself, and wants to hear of the device alone."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: Any) -> "Own":
+        return Own(self.x.to(device))
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu"), "cpu:0"])
+def test_the_cpu_needs_no_more_than_its_name(device: Any) -> None:
+    assert resolve_device(device).type == "cpu"
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:x", 2.5, object(), "cpu:-2", ["cpu"]])
+def test_what_is_no_device_is_an_error_that_says_what_is(device: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"device needs 'cpu', 'cuda', 'cuda:N' or a torch\.device; got "):
+        resolve_device(device)
+
+
+@pytest.mark.parametrize("device", ["meta", torch.device("mps"), "xpu:0"])
+def test_other_devices_are_not_supported(device: Any) -> None:
+    with pytest.raises(NotImplementedError, match="only cpu and cuda devices"):
+        resolve_device(device)
+
+
+CONTAINERS: dict[str, Any] = {
+    "list": lambda x: [x, 1],
+    "tuple": lambda x: (x, "s"),
+    "named tuple": lambda x: Pair(x, None),
+    "dict": lambda x: {"x": x, 1: b"s"},
+    "OrderedDict": lambda x: collections.OrderedDict(x=x),
+    "defaultdict": lambda x: collections.defaultdict(int, x=x),
+    "dict subclass": lambda x: MyDict({"x": x}, origin="here"),
+    "mapping": lambda x: FixedMapping({"x": x}),
+    "open mapping": lambda x: OpenMapping({"x": x}),
+    "sequence": lambda x: FixedSequence([x, 2]),
+    "open sequence": lambda x: OpenSequence([x, 2]),
+    "deque": lambda x: collections.deque([x]),
+    "dataclass": lambda x: Record(x),
+    "nested": lambda x: {"a": [Record((x, {"b": Pair(x, [x])}))]},
+}
+
+
+@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS.keys())
+def test_every_tensor_is_mapped_and_its_container_stays_what_it_is(make: Any) -> None:
+    value = make(torch.ones(2))
+    assert_same(map_tensors(value, lambda tensor: tensor + 1), make(torch.ones(2) + 1))
+    assert_same(value, make(torch.ones(2)))
+
+
+def test_a_dataclass_keeps_what_is_in_no_field_of_it() -> None:
+    record = Record(torch.ones(1))
+    object.__setattr__(record, "extra", "kept")
+    mapped = map_tensors(record, lambda tensor: tensor + 1)
+    assert (mapped.x.item(), mapped.y, mapped.extra) == (2, 1, "kept")
+
+
+@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS.keys())
+def test_what_does_not_change_is_not_copied(make: Any) -> None:
+    for value in (make(torch.ones(2)), make("s"), make(np.ones(2)), make(bytearray(3))):
+        assert map_tensors(value, lambda tensor: tensor) is value
+
+
+def test_objects_that_move_themselves_are_not_looked_into() -> None:
+    packed, own = pack_sequence([torch.ones(2), torch.ones(1)]), Own(torch.ones(2))
+    value = {"packed": packed, "own": own, "x": torch.ones(1)}
+    moved = map_tensors(value, lambda tensor: tensor.to("meta"))
+    assert (moved["packed"], moved["own"], moved["x"].device.type) == (packed, own, "meta")
+    moved = map_tensors(value, lambda tensor: tensor, lambda other: other.to("meta"))
+    assert moved["own"].x.device.type == moved["packed"].data.device.type == "meta"
+    assert moved["packed"].batch_sizes.device.type == "cpu"  # as it must be
+
+
+def test_all_of_a_batch_is_moved() -> None:
+    batch = {"x": torch.ones(2), "sparse": torch.eye(2).to_sparse(), "own": [Own(torch.ones(2))], "s": "s"}
+    moved = CudaCopier(torch.device("meta"), Ring()).move(batch)
+    assert moved["x"].device.type == moved["sparse"].device.type == moved["own"][0].x.device.type == "meta"
+    assert moved["s"] == "s"
+
+
+on_cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def cuda(function: Any) -> Any:
+    for mark in on_cuda:
+        function = mark(function)
+    return function
+
+
+def on_cpu(value: Any) -> Any:
+    assert all(device.type == "cuda" for device in devices_of(value))
+    return map_tensors(value, lambda tensor: tensor.cpu(), lambda own: own.to("cpu"))
+
+
+def devices_of(value: Any) -> list[torch.device]:
+    devices: list[torch.device] = []
+    map_tensors(value, lambda tensor: devices.append(tensor.device) or tensor)  # type: ignore[func-returns-value]
+    return devices
+
+
+# A Parameter on another device is no Parameter any more.
+ELSEWHERE = ("meta device", "meta device in some", "quantized", "parameter")
+ON_CPU = {name: make for name, make in STRUCTURES.items() if name not in ELSEWHERE}
+
+
+@cuda
+@pytest.mark.parametrize("make", ON_CPU.values(), ids=ON_CPU.keys())
+def test_a_batch_on_the_device_is_that_of_the_cpu(make: Any) -> None:
+    class Made:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> Any:
+            return make(index)
+
+    for num_workers, collate_fn in itertools.product([0, 1, 3], [None, list]):
+        with (
+            DataLoader(Made(), 2, num_workers=num_workers, collate_fn=collate_fn, device="cuda") as ours,
+            DataLoader(Made(), 2, num_workers=0, collate_fn=collate_fn) as theirs,
+        ):
+            batches, expected = iter(ours), iter(theirs)
+            for _ in range(3):
+                assert_same(outcome(batches, on_cpu), outcome(expected, lambda batch: batch))
+
+
+def outcome(batches: Any, then: Any) -> Any:
+    try:
+        batch = next(batches)
+    except Exception as exc:
+        return exc
+    return then(batch)
+
+
+@cuda
+def test_the_leaves_of_a_batch_lie_in_one_piece_of_device_memory() -> None:
+    samples = [{"image": grid(i).astype("f4"), "mask": torch.ones(3, dtype=torch.bool), "label": i} for i in range(8)]
+    with DataLoader(samples, 4, num_workers=2, device="cuda") as loader:
+        for batch in loader:
+            assert len({tensor.untyped_storage().data_ptr() for tensor in batch.values()}) == 1
+            assert all(tensor.data_ptr() % 64 == 0 for tensor in batch.values())
+
+
+@cuda
+def test_objects_of_the_users_are_moved_too() -> None:
+    def collate(samples: list[int]) -> Any:
+        rows = [torch.arange(float(4 - i)) for i in range(len(samples))]
+        return {"packed": pack_sequence(rows), "own": Own(torch.tensor(samples)), "sparse": torch.eye(2).to_sparse()}
+
+    for num_workers in (0, 2):
+        with DataLoader(range(4), 2, num_workers=num_workers, collate_fn=collate, device="cuda") as loader:
+            for start, batch in zip((0, 2), loader, strict=True):
+                assert isinstance(batch["packed"], PackedSequence)
+                assert batch["packed"].data.is_cuda
+                assert not batch["packed"].batch_sizes.is_cuda
+                assert batch["own"].x.is_cuda
+                assert batch["own"].x.tolist() == [start, start + 1]
+                assert batch["sparse"].is_cuda
+                assert torch.equal(batch["sparse"].to_dense().cpu(), torch.eye(2))
+
+
+@cuda
+def test_a_slot_goes_back_to_the_ring_when_its_copy_is_done() -> None:
+    ring = Ring(pinned=True, poison=POISON)
+    copier = CudaCopier(torch.device("cuda", 0), ring)
+    layout = Layout.of((grid(0), 1, "s"))
+    assert layout is not None
+    for number in range(4):
+        slot = ring.acquire(layout.offsets(3)[1])
+        assert slot.tensor(8).is_pinned()
+        columns = layout.columns(slot.arena, 3)
+        assert all(layout.write(columns, row, (grid(number), number, f"s{row}")) for row in range(3))
+        slot.seal()
+        copied = copier.copy_slot(slot, layout, columns, 3)
+        image, label, names = copier.receive(copied)
+        torch.cuda.synchronize()
+        assert slot.state is SlotState.READY  # until the copier looks, at the next copy
+        assert (image.cpu() == torch.tensor(grid(number))).all()
+        assert (label.tolist(), names) == ([number] * 3, ("s0", "s1", "s2"))
+    assert len(ring._free) == 1
+
+
+@cuda
+def test_batches_that_are_held_never_change_and_no_stream_reads_too_early() -> None:
+    rows = torch.arange(64 * 50_000, dtype=torch.float32).reshape(64, 50_000)
+    samples = [(row, index) for index, row in enumerate(rows)]
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    for dataset in (samples, TensorDataset(rows, torch.arange(64))):
+        loader: DataLoader[Any] = DataLoader(dataset, 4, num_workers=3, device="cuda", persistent_workers=True)
+        loader._runtime().ring.poison = POISON
+        held, sums = [], []
+        with loader, torch.cuda.stream(stream):
+            for _ in range(3):
+                for number, batch in enumerate(loader):
+                    sums.append(batch[0].double().sum())  # issued at once, on this stream
+                    if number % 4 == 1:
+                        held.append((number, batch[0].clone() if number % 8 == 1 else batch[0]))
+            stream.synchronize()
+        expected = rows.double().reshape(16, -1).sum(1)
+        assert torch.equal(torch.stack(sums).cpu(), expected.repeat(3))
+        for number, tensor in held:
+            assert torch.equal(tensor.cpu(), rows[number * 4 : number * 4 + 4])
+        ring = loader._runtime().ring
+        assert len(ring._free) <= ring.max_free
+
+
+@cuda
+def test_pinned_batches_on_the_cpu_are_pinned_and_stay_as_they_are() -> None:
+    rows = torch.arange(4000.0).reshape(40, 100)
+    for collate_fn in (None, torch.stack):
+        loader: DataLoader[Any] = DataLoader(list(rows), 4, num_workers=2, pin_memory=True, collate_fn=collate_fn)
+        loader._runtime().ring.poison = POISON
+        with loader:
+            held = [batch for _ in range(3) for batch in loader]
+        assert all(batch.is_pinned() for batch in held)
+        assert torch.equal(torch.cat(held), rows.repeat(3, 1))
+
+
+@cuda
+def test_the_device_asked_for_is_the_one_that_is_there() -> None:
+    count = torch.cuda.device_count()
+    assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
+    assert resolve_device(f"cuda:{count - 1}") == torch.device("cuda", count - 1)
+    with pytest.raises(ArgumentError, match=f"sees {count}"):
+        resolve_device(f"cuda:{count}")
+
+
+def test_nested_tensors_are_left_for_the_consumers_stream() -> None:
+    """They have no single piece of memory that could be marked as used there."""
+    copier = CudaCopier(torch.device("cpu"), Ring())
+    for tensor in (nested(1, 2), torch.eye(2).to_sparse()):
+        assert copier._to_device(tensor) is tensor

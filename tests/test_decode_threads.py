@@ -1,0 +1,114 @@
+"""Which threads decode: those for decoding, or those that read where decoding costs less than handing over."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from outcomes import of_iterator
+
+from aioload import DataLoader, FileDataset
+from aioload.engine import staged
+from aioload.testing import GatedFiles
+
+
+class Decoding:
+    """Decodes numbers, and notes on which threads."""
+
+    def __init__(self) -> None:
+        self.threads: dict[int, str] = {}
+        self.dear_from = 1_000_000
+
+    def __call__(self, data: bytes, index: int) -> int:
+        self.threads[index] = threading.current_thread().name
+        if index >= self.dear_from:
+            until = time.thread_time() + 0.001
+            while time.thread_time() < until:
+                pass
+        return int(data)
+
+    def kind(self, index: int) -> str:
+        """Return what the thread that decoded ``index`` is for."""
+        return self.threads[index].split("-")[1]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / str(index) for index in range(400)]
+    for index, path in enumerate(paths):
+        path.write_text(str(index))
+    return paths
+
+
+def test_the_first_sample_is_decoded_on_a_decode_thread_and_cheap_ones_on_the_thread_that_read(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged, "INLINE_BELOW_S", 1.0)
+    monkeypatch.setattr(staged, "OFFLOAD_ABOVE_S", 1.0)
+    for batch_size in (1, 20):
+        decoding = Decoding()
+        files = FileDataset(paths, decoding)
+        with DataLoader(files, batch_size, num_workers=2, num_concurrent_reads=1) as loader:
+            assert sum(map(len, of_iterator(iter(loader)))) == 400
+        assert decoding.kind(0) == "decode"
+        assert decoding.kind(399) == "read"
+
+
+def test_dear_ones_are_decoded_on_decode_threads(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged, "INLINE_BELOW_S", 0.0)
+    decoding = Decoding()
+    with DataLoader(FileDataset(paths, decoding), num_workers=2) as loader:
+        assert len(of_iterator(iter(loader))) == 400
+    assert {decoding.kind(index) for index in range(400)} == {"decode"}
+
+
+@pytest.mark.parametrize("batch_size", [1, 20])
+def test_they_go_back_to_decode_threads_when_they_turn_dear(paths: list[Path], batch_size: int) -> None:
+    decoding = Decoding()
+    decoding.dear_from = 200
+    files = FileDataset(paths, decoding)
+    with DataLoader(files, batch_size, num_workers=2, num_concurrent_reads=1) as loader:
+        assert sum(map(len, of_iterator(iter(loader)))) == 400
+    assert decoding.kind(399) == "decode"
+
+
+def test_they_stay_on_decode_threads_where_worker_init_fn_has_been_called(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged, "INLINE_BELOW_S", 1.0)
+    for persistent in (False, True):
+        decoding = Decoding()
+        begun: list[tuple[int, str, int]] = []
+
+        def begin(number: int) -> None:
+            begun.append((number, threading.current_thread().name, len(decoding.threads)))  # noqa: B023
+
+        with DataLoader(
+            FileDataset(paths, decoding), num_workers=3, worker_init_fn=begin, persistent_workers=persistent
+        ) as loader:
+            for epoch in range(1, 4):
+                assert len(of_iterator(iter(loader))) == 400
+                assert set(decoding.threads.values()) <= {name for _, name, _ in begun}
+                # Each number once, by threads for as long as they live.
+                assert sorted(number for number, _, _ in begun) == sorted([0, 1, 2] * (1 if persistent else epoch))
+        assert {name for _, name, _ in begun} == {f"aioload-decode-{number}" for number in range(3)}
+        assert begun[0][2] == 0  # no sample was decoded before
+
+
+def test_a_thread_decodes_nothing_before_its_worker_init_fn_has_returned(tmp_path: Path) -> None:
+    with GatedFiles(tmp_path, 4, opened=True, decodes_opened=False) as dataset:
+        gates = dataset.decodes
+
+        def begin(number: int) -> None:
+            gates.pass_through(f"worker {number}")
+
+        with DataLoader(dataset, num_workers=2, worker_init_fn=begin) as loader:
+            batches = iter(loader)
+            gates.wait_started("worker 0", "worker 1")
+            dataset.gates.wait_finished(*range(4))  # all read, none decoded
+            assert set(gates.started) == {"worker 0", "worker 1"}
+            gates.open("worker 1")
+            gates.wait_started(0)
+            assert gates.threads[0] == gates.threads["worker 1"]
+            gates.open_all()
+            assert of_iterator(batches) == [[0], [1], [2], [3]]

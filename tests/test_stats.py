@@ -1,0 +1,185 @@
+"""What a loader says of its work is exact, and costs no lock."""
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+from failing import AsyncNumbers, IterableNumbers, ManyNumbers, MapNumbers, StagedNumbers
+from outcomes import of_async_iterator, of_iterator
+
+from aioload import DataLoader, FileDataset, LoaderStats
+from aioload.stats import Ledger
+from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles
+
+COUNTS = ("samples", "batches", "bytes_read")
+TIMES = ("read_s", "decode_s", "collate_s", "wait_s")
+
+
+def counts(stats: LoaderStats) -> tuple[int, ...]:
+    return tuple(getattr(stats, name) for name in COUNTS)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["map", "getitems", "iterable", "async", "tensors", "files"])
+def test_counts_are_exact_over_passes(kind: str, num_workers: int, tmp_path: Path) -> None:
+    makers: dict[str, Any] = {
+        "map": MapNumbers,
+        "getitems": ManyNumbers,
+        "iterable": IterableNumbers,
+        "async": AsyncNumbers,
+        "tensors": lambda: torch.utils.data.TensorDataset(torch.arange(4)),
+        "files": lambda: StagedNumbers(tmp_path),
+    }
+    dataset = makers[kind]()
+    num_bytes = 4 if kind == "files" else 0
+    with DataLoader(dataset, batch_size=3, num_workers=num_workers) as loader:
+        assert counts(loader.stats()) == (0, 0, 0)
+        for epoch in range(1, 4):
+            assert len(of_iterator(iter(loader))) == 2
+            assert counts(loader.stats()) == (4 * epoch, 2 * epoch, num_bytes * epoch)
+    assert counts(loader.stats()) == (12, 6, 3 * num_bytes)
+    assert loader.stats().reads_in_flight == 0
+
+
+def test_bytes_are_counted_however_files_are_read(tmp_path: Path) -> None:
+    """One at a time by several threads, or many by one where reads are tiny; those that are not decoded, too."""
+
+    def decode(data: bytes, index: int) -> int:
+        if index % 10 == 3:
+            raise ValueError(index)
+        return len(data)
+
+    paths = [tmp_path / str(index) for index in range(500)]
+    for index, path in enumerate(paths):
+        path.write_bytes(b"x" * index)
+    for num_workers in (0, 1, 2):
+        with DataLoader(
+            FileDataset(paths, decode), num_workers=num_workers, persistent_workers=num_workers > 0
+        ) as loader:
+            for epoch in range(1, 3):
+                got = of_iterator(iter(loader))
+                assert len(got) == 500
+                assert loader.stats().batches == epoch * 450
+            loader.close()
+            ahead = loader.stats().bytes_read - 2 * sum(range(500))
+            assert ahead >= 0 if num_workers else ahead == 0
+
+
+def test_failed_samples_and_batches_are_not_counted() -> None:
+    with DataLoader(MapNumbers(ValueError()), batch_size=1, num_workers=2) as loader:
+        assert len(of_iterator(iter(loader))) == 4
+        assert counts(loader.stats()) == (3, 3, 0)
+
+
+def test_a_snapshot_is_immutable_and_stays_what_it_was() -> None:
+    with DataLoader(range(4), num_workers=1) as loader:
+        before = loader.stats()
+        assert len(of_iterator(iter(loader))) == 4
+        assert before == LoaderStats()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            before.samples = 7  # type: ignore[misc]
+        assert loader.stats().samples == 4
+
+
+@pytest.mark.parametrize("kind", ["files", "async"])
+def test_reads_in_flight_are_those_that_have_begun_and_not_ended(kind: str, tmp_path: Path) -> None:
+    with GatedFiles(tmp_path, 40) if kind == "files" else AsyncGatedDataset(40) as dataset:  # noqa: SIM117
+        with DataLoader(dataset, batch_size=4, num_workers=1, num_concurrent_reads=10) as loader:
+            batches = iter(loader)
+            dataset.gates.wait_num_started(10)
+            stats = loader.stats()
+            assert (stats.reads_in_flight, stats.reads_limit) == (10, 10)
+            dataset.gates.open_all()
+            assert len(of_iterator(batches)) == 10
+            assert loader.stats().reads_in_flight == 0
+
+
+@pytest.mark.parametrize("kind", ["files", "async"])
+def test_nothing_is_in_flight_after_a_pass_was_given_up(kind: str, tmp_path: Path) -> None:
+    with GatedFiles(tmp_path, 40) if kind == "files" else AsyncGatedDataset(40) as dataset:
+        loader = DataLoader(dataset, num_workers=1, num_concurrent_reads=10)
+        batches = iter(loader)
+        dataset.gates.wait_num_started(10)
+        if kind == "files":  # a read cannot be cancelled
+            dataset.gates.open_all()
+        batches.close()
+        loader.close()
+        dataset.gates.open_all()
+        assert loader.stats().reads_in_flight == 0
+
+
+def test_a_consumer_that_need_not_wait_has_not_waited() -> None:
+    dataset = GatedDataset(4, opened=True)
+    with DataLoader(dataset, num_workers=1, prefetch_factor=4) as loader:
+        batches = iter(loader)  # noqa: F841  # keeps the pass alive
+        dataset.gates.wait_finished(*range(4))
+        del dataset
+        while loader.stats().samples < 4:  # the last one is on its way from the dataset to its batch
+            pass
+        waited_s = loader.stats().wait_s
+        assert waited_s == 0
+
+
+def test_waiting_is_counted() -> None:
+    with GatedDataset(2) as dataset, DataLoader(dataset, num_workers=1) as loader:
+        batches = iter(loader)
+        opener = threading.Timer(0.05, dataset.gates.open_all)
+        opener.start()
+        assert next(batches).item() == 0
+        opener.join()
+        assert loader.stats().wait_s > 0
+
+
+async def test_waiting_of_a_coroutine_is_counted() -> None:
+    with AsyncGatedDataset(2) as dataset:
+        async with DataLoader(dataset, num_workers=1) as loader:
+            batches = aiter(loader)
+            dataset.gates.open_all()
+            assert await of_async_iterator(batches) == [[0], [1]]
+            assert loader.stats().wait_s > 0
+
+
+def test_nothing_ever_shrinks_over_passes_and_iterators(tmp_path: Path) -> None:
+    dataset = StagedNumbers(tmp_path)
+    with DataLoader(dataset, num_workers=2) as loader:
+        seen = [loader.stats()]
+        for _ in range(3):
+            for batches in (iter(loader), iter(loader)):
+                next(batches)
+                seen.append(loader.stats())
+                batches.close()
+                seen.append(loader.stats())
+            for _ in loader:
+                seen.append(loader.stats())  # noqa: PERF401
+    seen.append(loader.stats())
+    for name in (*COUNTS, *TIMES):
+        values = [getattr(stats, name) for stats in seen]
+        assert values == sorted(values), name
+    assert all(getattr(seen[-1], name) > 0 for name in (*COUNTS, *TIMES))
+
+
+def test_batches_of_several_consumers_are_all_counted() -> None:
+    with DataLoader(range(2000), num_workers=2) as loader:
+        batches = iter(loader)
+        got: list[list[Any]] = [[], [], []]
+        threads = [threading.Thread(target=lambda mine=mine: mine.extend(of_iterator(batches))) for mine in got]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(value for mine in got for (value,) in mine) == list(range(2000))
+        assert counts(loader.stats()) == (2000, 2000, 0)
+
+
+def test_a_ledger_adds_up_threads_that_live_and_threads_that_have_ended() -> None:
+    ledger = Ledger()
+    first, second = ledger.open(), ledger.open()
+    first.samples, second.samples, second.reads_in_flight = 2, 3, 1
+    assert ledger.snapshot(8) == LoaderStats(samples=5, reads_in_flight=1, reads_limit=8)
+    ledger.close(second)
+    ledger.close(second)
+    second.samples = 100  # of no account any more
+    assert ledger.snapshot(8) == LoaderStats(samples=5, reads_limit=8)

@@ -1,0 +1,156 @@
+"""A batch that does not come: what the timeout and the log say of it, and that nothing is lost by it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outcomes import of_async_iterator, of_iterator
+
+import aioload.loader
+from aioload import AioloadError, DataLoader, FileDataset
+from aioload.errors import ArgumentError, LoaderTimeoutError
+from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles, GatedItems, Gates
+
+
+def in_time(batches: Iterator[Any]) -> Any:
+    """Return the next batch; a busy machine may take longer than the timeout to bring it."""
+    while True:
+        with contextlib.suppress(LoaderTimeoutError):
+            return next(batches)
+
+
+def test_a_timeout_names_what_is_missing_and_asking_again_goes_on() -> None:
+    with GatedDataset(3) as dataset, DataLoader(dataset, batch_size=3, num_workers=3, timeout=0.01) as loader:
+        dataset.gates.open(1)
+        batches = iter(loader)
+        dataset.gates.wait_finished(1)
+        with pytest.raises(LoaderTimeoutError, match=r"timed out after 0.01 seconds") as caught:
+            next(batches)
+        for kind in (RuntimeError, TimeoutError, AioloadError):
+            assert isinstance(caught.value, kind)
+        assert "index 0" in str(caught.value)
+        assert "index 2" in str(caught.value)
+        dataset.gates.open(0, 2)
+        assert of_iterator(batches)[-1] == [0, 1, 2]
+
+
+def test_a_timeout_names_the_batch_that_is_next() -> None:
+    with GatedDataset(2) as dataset, DataLoader(dataset, num_workers=2, timeout=0.01) as loader:
+        dataset.gates.open(0)
+        batches = iter(loader)
+        dataset.gates.wait_finished(0)
+        assert in_time(batches).tolist() == [0]
+        with pytest.raises(LoaderTimeoutError, match="waiting for batch 1: index 1"):
+            next(batches)
+        dataset.gates.open_all()
+        assert in_time(batches).tolist() == [1]
+
+
+def test_a_timeout_names_the_file_and_few_of_many(tmp_path: Path) -> None:
+    with (
+        GatedFiles(tmp_path, 6) as dataset,
+        DataLoader(dataset, batch_size=6, num_workers=1, timeout=0.01) as loader,
+    ):
+        with pytest.raises(LoaderTimeoutError) as caught:
+            next(iter(loader))
+        dataset.gates.open_all()
+        names = [f"index {index} ({str(tmp_path / f'{index}.txt')!r})" for index in range(4)]
+        assert f"batch 0: {', '.join(names)} and 2 more." in str(caught.value)
+
+
+def test_a_timeout_names_a_collation_that_does_not_end() -> None:
+    gates = Gates()
+
+    def collate(samples: list[int]) -> list[int]:
+        gates.pass_through("collate")
+        return samples
+
+    with DataLoader(range(2), num_workers=1, batch_size=2, collate_fn=collate, timeout=0.01) as loader:
+        batches = iter(loader)
+        gates.wait_started("collate")
+        with pytest.raises(LoaderTimeoutError, match="waiting for batch 0: its collation"):
+            next(batches)
+        gates.open_all()
+        assert in_time(batches) == [0, 1]
+
+
+def test_a_timeout_of_a_dataset_with_its_own_order_counts_the_samples() -> None:
+    with GatedItems(2) as dataset, DataLoader(dataset, batch_size=2, num_workers=1, timeout=0.01) as loader:
+        batches = iter(loader)
+        with pytest.raises(LoaderTimeoutError, match="batch 0: sample 0 of the batch, sample 1 of the batch"):
+            next(batches)
+        dataset.gates.open_all()
+        assert in_time(batches).tolist() == [0, 1]
+
+
+async def test_a_coroutine_times_out_and_goes_on() -> None:
+    with AsyncGatedDataset(2) as dataset:
+        async with DataLoader(dataset, num_workers=1, timeout=0.01) as loader:
+            batches = aiter(loader)
+            for _ in range(3):
+                with pytest.raises(LoaderTimeoutError, match="batch 0: index 0"):
+                    await anext(batches)
+            dataset.gates.open_all()
+            got = [each for each in await of_async_iterator(batches) if not isinstance(each, TimeoutError)]
+            assert got == [[0], [1]]
+
+
+def test_a_read_that_the_kernel_holds_up_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with DataLoader(FileDataset([path], lambda data, _: int(data)), num_workers=1, timeout=0.01) as loader:
+        batches = iter(loader)
+        with pytest.raises(LoaderTimeoutError, match=r"index 0 \('.*pipe'\)"):
+            next(batches)
+        with path.open("w") as pipe:  # waits for a reader
+            pipe.write("7")
+        assert in_time(batches).tolist() == [7]
+
+
+def test_a_timeout_needs_threads() -> None:
+    with pytest.raises(ArgumentError, match="timeout"):
+        DataLoader(range(2), num_workers=0, timeout=1)
+
+
+class Opener(logging.Handler):
+    """Keeps what is logged, and opens all gates when something is."""
+
+    def __init__(self, gates: Gates) -> None:
+        super().__init__()
+        self.gates = gates
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        self.gates.open_all()
+
+
+@contextlib.contextmanager
+def opening_when_logged(gates: Gates) -> Iterator[Opener]:
+    handler, logger = Opener(gates), logging.getLogger("aioload")
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_the_log_names_what_a_slow_batch_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aioload.loader, "SLOW_AFTER_S", 0.02)
+    for by_async_for in (False, True):
+        with GatedDataset(1) as dataset, opening_when_logged(dataset.gates) as log:
+            loader = DataLoader(dataset, num_workers=1)
+            got = asyncio.run(of_async_iterator(aiter(loader))) if by_async_for else of_iterator(iter(loader))
+        assert got == [[0]]
+        assert log.messages == ["A batch has been loading for 0.02 s; still waiting for batch 0: index 0."]
+
+
+def test_the_log_is_silent_where_nothing_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    with DataLoader(range(100), num_workers=2) as loader:
+        assert len(of_iterator(iter(loader))) == 100
+    assert caplog.records == []
