@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -16,6 +17,9 @@ from aioload.ring import Slot, SlotState
 
 THREAD_GRACE_S = 10.0
 """A thread ends after the job it is on, and tests open their gates before they end."""
+
+# A shell that starts us in the background has interrupts ignored, and Python then installs no handler for them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _FAILED = pytest.StashKey[bool]()
 _of_failed_tests: list[Any] = []

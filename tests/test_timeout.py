@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opener import opening_when_logged
 from outcomes import of_async_iterator, of_iterator
 
 import aioload.loader
@@ -115,29 +115,6 @@ def test_a_read_that_the_kernel_holds_up_is_named(tmp_path: Path) -> None:
 def test_a_timeout_needs_threads() -> None:
     with pytest.raises(ArgumentError, match="timeout"):
         DataLoader(range(2), num_workers=0, timeout=1)
-
-
-class Opener(logging.Handler):
-    """Keeps what is logged, and opens all gates when something is."""
-
-    def __init__(self, gates: Gates) -> None:
-        super().__init__()
-        self.gates = gates
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-        self.gates.open_all()
-
-
-@contextlib.contextmanager
-def opening_when_logged(gates: Gates) -> Iterator[Opener]:
-    handler, logger = Opener(gates), logging.getLogger("aioload")
-    logger.addHandler(handler)
-    try:
-        yield handler
-    finally:
-        logger.removeHandler(handler)
 
 
 def test_the_log_names_what_a_slow_batch_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
