@@ -15,9 +15,9 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch.utils.data
 
@@ -160,7 +160,7 @@ class Gates:
 
 
 class _Gated:
-    """``size`` samples, and gates by index. As a context manager it opens all gates at its end."""
+    """A dataset of ``size`` samples. Its ``gates`` go by index; at the end of ``with`` they are all opened."""
 
     def __init__(self, size: int, *, opened: bool = False) -> None:
         self.size = size
@@ -169,7 +169,7 @@ class _Gated:
     def __len__(self) -> int:
         return self.size
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -177,12 +177,7 @@ class _Gated:
 
 
 class GatedDataset(_Gated):
-    """A map-style dataset whose sample ``index`` is the number ``index``, when the test has opened its gate.
-
-    Args:
-        size: The number of samples.
-        opened: Whether gates are open from the start.
-    """
+    """A map-style dataset whose sample ``index`` is the number ``index``, when the test has opened its gate."""
 
     def __getitem__(self, index: int) -> int:
         """Return ``index``. Blocks until its gate is open."""
@@ -202,7 +197,7 @@ class AsyncGatedDataset(_Gated):
 class GatedItems(_Gated, torch.utils.data.IterableDataset[int]):
     """An iterable dataset of the numbers below ``size``, each of which comes when the test has opened its gate."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:
         """Return an iterator over the numbers."""
         for index in range(self.size):
             self.gates.pass_through(index)
@@ -212,14 +207,8 @@ class GatedItems(_Gated, torch.utils.data.IterableDataset[int]):
 class GatedFiles(_Gated):
     """A dataset with ``location`` and ``decode``, over files of which the test decides when they can be opened.
 
-    Sample ``index`` is the number ``index``, read from a file. ``gates`` hold up whoever opens the file;
-    ``decodes``, open from the start unless told otherwise, hold up its decoding.
-
-    Args:
-        folder: Where it makes its files: ``0.txt`` and so on.
-        size: The number of samples.
-        opened: Whether ``gates`` are open from the start.
-        decodes_opened: Whether ``decodes`` are.
+    Sample ``index`` is the number ``index``, read from a file that is made in ``folder``. ``gates`` hold up whoever
+    opens the file; ``decodes``, open from the start unless told otherwise, hold up its decoding.
     """
 
     def __init__(self, folder: Path, size: int, *, opened: bool = False, decodes_opened: bool = True) -> None:
