@@ -73,8 +73,9 @@ def test_loaders_that_are_dropped_take_their_memory_along(arguments: dict[str, A
         join_all(loader_threads())
         return resident_bytes()
 
-    before = use(10)
-    assert use(100) - before < 30 * MB  # of 200 MB at least that were loaded
+    before = use(50)
+    # The allocator keeps what it likes for a while; what leaks is there after every round, 200 MB more each time.
+    assert min(use(100) for _ in range(3)) - before < 30 * MB
 
 
 @every_way
