@@ -11,6 +11,7 @@ import torch.utils.data
 from outcomes import of_iterator
 
 from aioload import DataLoader, FileDataset
+from aioload.engine import pools
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles
 
 
@@ -89,7 +90,10 @@ def test_a_read_that_hangs_while_the_consumer_waits_keeps_no_other_batch_waiting
         assert of_iterator(batches) == [list(range(1000))]
 
 
-def test_a_read_that_hangs_delays_its_own_batch_and_not_the_reads_behind_it(tmp_path: Path) -> None:
+def test_a_read_that_hangs_delays_its_own_batch_and_not_the_reads_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)  # it hangs from the start, also where threads are slow to start
     with GatedFiles(tmp_path, 64, opened=True) as dataset:
         hanging = tmp_path / "hanging"
         os.mkfifo(hanging)

@@ -2,9 +2,12 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from failing import AsyncNumbers, IterableNumbers, ManyNumbers, MapNumbers
 from outcomes import of_iterator
 
 from aioload import DataLoader, FileDataset
@@ -112,3 +115,16 @@ def test_a_thread_decodes_nothing_before_its_worker_init_fn_has_returned(tmp_pat
             assert gates.threads[0] == gates.threads["worker 1"]
             gates.open_all()
             assert of_iterator(batches) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("make", [AsyncNumbers, MapNumbers, ManyNumbers, IterableNumbers])
+def test_a_collate_fn_runs_on_a_decode_thread_and_never_holds_up_the_loop(make: Callable[[], Any]) -> None:
+    names = []
+
+    def collate(samples: list[int]) -> list[int]:
+        names.append(threading.current_thread().name)
+        return samples
+
+    with DataLoader(make(), batch_size=2, num_workers=1, collate_fn=collate) as loader:
+        assert of_iterator(iter(loader)) == [[0, 1], [2, 3]]
+    assert names == ["aioload-decode-0"] * 2

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from outcomes import of_async_iterator, of_iterator
 
 import aioload.loader
 from aioload import AioloadError, DataLoader, FileDataset
+from aioload.engine.patience import Patience
 from aioload.errors import ArgumentError, LoaderTimeoutError
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles, GatedItems, Gates
 
@@ -131,3 +133,30 @@ def test_the_log_is_silent_where_nothing_is_slow(caplog: pytest.LogCaptureFixtur
     with DataLoader(range(100), num_workers=2) as loader:
         assert len(of_iterator(iter(loader))) == 100
     assert caplog.records == []
+
+
+def test_patience_does_each_thing_when_it_is_due() -> None:
+    done: list[str] = []
+    patience = Patience()
+    assert patience.wait_s(0) is None
+    patience.at(5, lambda: done.append("five"))
+    patience.at(3, lambda: done.append("three"))
+    patience.at_each_doubling(1, lambda: done.append("again"))
+    assert patience.wait_s(0) == 1
+    assert patience.wait_s(1) == 1
+    assert done == ["again"]
+    assert patience.wait_s(3.5) == 0.5
+    assert done == ["again", "again", "three"]
+    assert patience.wait_s(20) == 12
+    assert done == ["again", "again", "three", "again", "five", "again", "again"]
+
+
+def test_patience_has_no_end() -> None:
+    patience = Patience()
+    patience.at(float("inf"), lambda: None)
+    assert patience.wait_s(1) == threading.TIMEOUT_MAX
+
+
+def test_a_timeout_may_be_as_long_as_one_likes() -> None:
+    with DataLoader(range(3), num_workers=1, timeout=float("inf")) as loader:
+        assert of_iterator(iter(loader)) == [[0], [1], [2]]

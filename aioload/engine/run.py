@@ -1,66 +1,32 @@
 """Run: one pass over the data, from the first index to the last batch.
 
-The consumer's thread draws indices and counts; worker threads fill batches; the loop thread puts finished ones
-in order, has them copied to the device and hands them over. Each piece of state has one writer: ``_submitted``,
-``delivered`` and ``_total`` belong to the consumer, the order book to the loop.
+The consumer's thread draws indices and counts; worker threads fill batches; the loop thread delivers them. Each
+piece of state has one writer: ``_submitted``, ``delivered`` and ``_total`` belong to the consumer, the order book to
+the loop.
 """
 
 import asyncio
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from aioload.copier import Copier
 from aioload.engine.batch import Batch
-from aioload.engine.fetchers import AsyncFetcher, Fetcher, SampleFetcher
+from aioload.engine.choice import Crew, fetcher_for
+from aioload.engine.delivery import Delivery
 from aioload.engine.handoff import Handoff
 from aioload.engine.indices import IndexStream
-from aioload.engine.order import AsCompleted, InOrder
-from aioload.engine.patience import Patience
+from aioload.engine.patience import Patience, patience_for
 from aioload.engine.recipe import Recipe
 from aioload.engine.settings import Answer, Settings
-from aioload.engine.source import Kind, Source
-from aioload.engine.staged import StagedFetcher
-from aioload.engine.whole import BatchFetcher, GatherFetcher
+from aioload.engine.source import Source
+from aioload.engine.whole import GatherFetcher
 from aioload.engine.window import Window
-from aioload.errors import (
-    EngineError,
-    ErrorContext,
-    ForkedIteratorError,
-    LoaderTimeoutError,
-    annotate,
-    safe_to_raise,
-    strip,
-)
+from aioload.errors import ErrorContext, ForkedIteratorError, annotate, safe_to_raise, strip
 from aioload.ring import Ring
 from aioload.stats import Tally
-
-logger = logging.getLogger("aioload")
-
-WIDEN_AFTER_S = 0.010
-"""A consumer that has waited this long, or twice as long as when it last did, makes sure that no thread sleeps
-while reads are stuck."""
-
-
-class Crew(Protocol):
-    """The threads that a run works with; see :mod:`aioload.engine.crew`."""
-
-    decode: Any
-    reads: Any
-    tasks: Any
-    portal: Any
-    may_inline: bool
-
-    def begin(self) -> None:
-        """Called when the first jobs have been queued."""
-        ...
-
-    def widen_if_stuck(self) -> None:
-        """Let every thread work where jobs wait and none gets done."""
-        ...
 
 
 class Run:
@@ -89,12 +55,12 @@ class Run:
         tally: Tally,
         max_batches: int,
     ) -> None:
-        self._settings, self._crew, self._stream, self._source = settings, crew, stream, source
-        self._copier, self._ring, self._tally = copier, ring, tally
+        self._settings, self._crew, self._stream = settings, crew, stream
+        self._ring, self._tally = ring, tally
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._handoff = Handoff()
-        self._order = InOrder() if settings.in_order else AsCompleted()
+        self._delivery = Delivery(self._handoff, copier, in_order=settings.in_order)
         self._open: dict[int, Batch] = {}
         self._window = Window(max_batches, settings.max_bytes, self._resubmit)
         self._submitted = 0
@@ -114,7 +80,7 @@ class Run:
             locate=source.locate,
             on_size=self._window.note_size,
         )
-        self._fetcher = self._make_fetcher()
+        self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
 
     def __repr__(self) -> str:
         total = "?" if self._total is None else self._total
@@ -200,14 +166,15 @@ class Run:
                 if not self._started:
                     await asyncio.wait([waiter])
         if waits:
-            self._tally.wait_s += time.perf_counter() - started
+            waited_s = time.perf_counter() - started
+            self._tally.wait_s += waited_s
 
     def close(self) -> None:
         """Let all batches go and wake up whoever waits for one. Any thread; never waits."""
         if self._pid != os.getpid():
             return
         # Not under the lock, which a sampler that thinks would keep.
-        self.closed = self._started = True
+        self.closed = self._started = self._delivery.closed = True
         self._handoff.close()
         for batch in list(self._open.values()):
             batch.cancel()
@@ -235,7 +202,6 @@ class Run:
                 if batch.is_end:
                     self._total = batch.number if self._total is None else min(self._total, batch.number)
                     self._handoff.pop()
-                    self._handoff.wake_all()  # others may wait for a batch that will not come
                     continue
                 break
             # If an interrupt hits while indices are drawn, the batch is still here for the next call.
@@ -247,8 +213,6 @@ class Run:
                 raise
             self._open.pop(batch.number, None)
             self._handoff.pop()
-            if self._total is not None and self._window.delivered >= self._total:
-                self._handoff.wake_all()  # others may wait for a batch that will not come
         self._window.release()
         return batch
 
@@ -293,50 +257,17 @@ class Run:
         self._submitted += 1
 
     def _unwrap(self, batch: Batch) -> Any:
-        if batch.error is not None:
-            error, batch.error = batch.error, None
-            assert batch.context is not None
-            annotate(error, batch.context)
-            try:
-                raise error
-            finally:
-                del error
-        if self._copier is not None:
-            assert batch.copied is not None
-            batch.result = self._copier.receive(batch.copied)
+        result = self._delivery.receive(batch)
         self._tally.batches += 1
         self._ring.warn_if_held()
-        result, batch.result = batch.result, None
         return result
 
     def _patience(self) -> Patience:
-        patience = Patience()
-        patience.at_each_doubling(WIDEN_AFTER_S, self._crew.widen_if_stuck)
-        patience.at(self._settings.slow_after_s, self._log_slow)
-        if self._settings.timeout_s > 0:
-            patience.at(self._settings.timeout_s, self._time_out)
-        return patience
+        return patience_for(self._settings, widen=self._crew.widen_if_stuck, oldest=self._oldest)
 
-    def _log_slow(self) -> None:
-        logger.warning(
-            "A batch has been loading for %.3g s; still waiting for %s.",
-            self._settings.slow_after_s,
-            self._missing(),
-        )
-
-    def _time_out(self) -> None:
-        message = f"DataLoader timed out after {self._settings.timeout_s} seconds, waiting for {self._missing()}."
-        raise LoaderTimeoutError(message)
-
-    def _missing(self) -> str:
+    def _oldest(self) -> Batch | None:
         with self._lock:
-            batch = self._open.get(min(self._open, default=-1))
-        if batch is None:
-            return "its first indices"
-        missing = batch.missing()
-        names = [batch.describe(position) for position in missing[:4]]
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-        return f"batch {batch.number}: {', '.join(names) or 'its collation'}{more}"
+            return self._open.get(min(self._open, default=-1))
 
     def check_process(self) -> None:
         """Raise :class:`~aioload.errors.ForkedIteratorError` in a child of the process that the run belongs to."""
@@ -349,50 +280,11 @@ class Run:
 
     # The workers' side.
 
-    def _make_fetcher(self) -> Fetcher:
-        crew, source, settings = self._crew, self._source, self._settings
-        if source.kind is Kind.STAGED:
-            return StagedFetcher(source, crew.reads, crew.decode, self._window, may_inline=crew.may_inline)
-        if source.kind is Kind.ASYNC:
-            return AsyncFetcher(source, crew.tasks, crew.decode, self._window, by_rows=settings.by_rows)
-        if source.kind is Kind.SINGLE:
-            return SampleFetcher(source, crew.decode, self._window)
-        if source.kind is Kind.TAKE:
-            return GatherFetcher(source, crew.decode, self._tally)
-        return BatchFetcher(source, crew.decode, self._window, batched=settings.batched, drop_last=settings.drop_last)
-
     def _resubmit(self, jobs: list[Any]) -> None:
         self._fetcher.resubmit(jobs)
 
     def _report(self, batch: Batch) -> None:
         if isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct:
-            self._arrive(batch)  # we are in the consumer's thread, as for every other batch of this run
+            self._delivery.arrive(batch)  # we are in the consumer's thread, as for every other batch of this run
         else:
-            self._crew.portal.call(self._arrive, batch)
-
-    # The loop's side.
-
-    def _arrive(self, batch: Batch) -> None:
-        try:
-            if self.closed:
-                batch.discard()
-                return
-            for leaving in self._order.add(batch):
-                if self._copier is not None and leaving.error is None and not leaving.is_end:
-                    self._copy(leaving, self._copier)
-                self._handoff.put(leaving)
-        except BaseException as exc:
-            error = EngineError(f"The loop thread failed: {exc!r}.")
-            error.__cause__ = exc
-            self._handoff.break_(error)
-
-    def _copy(self, batch: Batch, copier: Copier) -> None:
-        try:
-            slot, batch.slot = batch.slot, None
-            if slot is None:
-                batch.copied = copier.copy(batch.result)
-            else:
-                assert batch.layout is not None
-                batch.copied = copier.copy_slot(slot, batch.layout, batch.columns, len(batch.indices))
-        except BaseException as exc:
-            batch.error, batch.context = exc, ErrorContext(list(batch.indices), None, "copy")
+            self._crew.portal.call(self._delivery.arrive, batch)

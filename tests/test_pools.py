@@ -1,0 +1,113 @@
+"""Threads that pull jobs: as many of them work as is of use, and none of them keeps the others from it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from aioload.engine import pools
+from aioload.engine.pools import Job, ThreadPool
+from aioload.stats import Ledger
+from aioload.testing import Gates
+
+
+def job(function: Callable[..., object], *arguments: Any) -> Job:
+    def work(*_: Any) -> None:
+        function(*arguments)
+
+    return work, None, None, None
+
+
+@contextmanager
+def pool_of(size: int, awake: int) -> Iterator[tuple[ThreadPool, list[BaseException]]]:
+    """Give a pool, and where its crashes will be."""
+    crashes: list[BaseException] = []
+    pool = ThreadPool("test", size, Ledger(), awake=awake, on_crash=lambda exc, _: crashes.append(exc))
+    try:
+        yield pool, crashes
+    finally:
+        pool.close()
+        pool.join(time.monotonic() + 60)
+
+
+def test_one_thread_does_the_jobs_in_order() -> None:
+    done: list[int] = []
+    finished = threading.Event()
+    with pool_of(1, awake=1) as (pool, crashes):
+        pool.submit([job(done.append, number) for number in range(100)], 100)
+        pool.submit([job(finished.set)], 1)
+        assert finished.wait(60)
+    assert done == list(range(100))
+    assert crashes == []
+
+
+@pytest.mark.parametrize(("size", "awake"), [(4, 4), (4, 2), (8, 1)])
+def test_as_many_work_as_may_be_awake(size: int, awake: int) -> None:
+    gates = Gates()
+    with pool_of(size, awake) as (pool, _):
+        pool.submit([job(gates.pass_through, key) for key in range(size)], size)
+        gates.wait_num_started(awake)
+        assert gates.in_flight == awake
+        assert repr(pool) == f"<ThreadPool test of {size}, {awake}/{awake} awake, {size - awake} jobs queued>"
+        gates.open_all()
+        gates.wait_finished(*range(size))
+        assert gates.max_in_flight <= size
+
+
+def test_all_work_when_those_awake_are_stuck_and_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    for looks in (True, False):
+        gates = Gates()
+        with pool_of(3, awake=1) as (pool, _):
+            pool.submit([job(gates.pass_through, "stuck")], 1)
+            gates.wait_started("stuck")
+            pool.submit([job(gates.pass_through, "behind")], 1)
+            if looks:
+                pool.widen_if_stuck()
+            else:  # who brings more looks too
+                pool.submit([job(gates.pass_through, "more")], 1)
+            gates.wait_started("behind")
+            gates.open_all()
+
+
+def test_a_thread_that_is_stuck_does_not_count_among_those_that_may_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that are tiny are for one thread; but that must not be one that waits for a dead mount."""
+    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    gates = Gates()
+    with pool_of(2, awake=2) as (pool, _):
+        pool.submit([job(gates.pass_through, "stuck")], 1)
+        gates.wait_started("stuck")
+        for _ in range(300):  # for long enough that the pool is narrowed
+            done = threading.Event()
+            pool.submit([*[job(time.perf_counter) for _ in range(200)], job(done.set)], 201)
+            assert done.wait(20)
+        assert pool.limit == 2
+        gates.open_all()
+
+
+def test_a_job_that_breaks_its_promise_is_reported_and_the_thread_goes_on() -> None:
+    error, finished = LookupError(), threading.Event()
+
+    def fail() -> None:
+        raise error
+
+    with pool_of(1, awake=1) as (pool, crashes):
+        pool.submit([job(fail), job(finished.set)], 2)
+        assert finished.wait(60)
+    assert crashes == [error]
+
+
+def test_closing_drops_what_is_queued_and_lets_what_runs_end() -> None:
+    gates = Gates()
+    with pool_of(2, awake=2) as (pool, _):
+        pool.submit([job(gates.pass_through, key) for key in range(10)], 10)
+        gates.wait_num_started(2)
+        pool.close()
+        pool.submit([job(gates.pass_through, "late")], 1)
+        gates.open_all()
+        pool.join(time.monotonic() + 60)
+    assert sorted(gates.finished) == [0, 1]
+    assert not any(thread.name.startswith("aioload-test") for thread in threading.enumerate())
