@@ -1,4 +1,4 @@
-"""The order of samples, and what is drawn from which generator, are those of torch's DataLoader without workers."""
+"""The order of samples, and what is drawn from which generator, are those of torch's DataLoader."""
 
 import collections
 import itertools
@@ -163,35 +163,48 @@ def test_three_passes(arguments: Any, dataset: Any, given: bool) -> None:
         assert got == expected, way
 
 
-@pytest.mark.parametrize("between", BETWEEN, ids=lambda between: between.__name__)
-@pytest.mark.parametrize("given", [True, False], ids=["generator", "manual_seed"])
-@every_sampler
-def test_three_passes_of_persistent_workers(arguments: Any, given: bool, between: Between) -> None:
-    """The next pass begins early, and nobody can tell."""
-    expected = history(torch.utils.data.DataLoader, by_torch, given, between, DATASETS["numbers"], arguments)
-    for way in (Way(1, by_for), Way(3, by_async_for)):
-        more = {"num_workers": way.num_workers, "persistent_workers": True}
-        got = history(DataLoader, way.face, given, between, DATASETS["numbers"], arguments, **more)
-        assert got == expected, way
-
-
 class LookingAhead(torch.utils.data.DataLoader[Any]):
-    """Draws indices when torch's loader with ``num_workers`` processes does, without the processes."""
+    """Draws indices, and base seeds, when torch's loader with ``num_workers`` processes does, without the processes."""
 
-    def __init__(self, *args: Any, num_workers: int, **arguments: Any) -> None:
+    def __init__(self, *args: Any, num_workers: int, persistent_workers: bool = False, **arguments: Any) -> None:
         super().__init__(*args, **arguments)
-        self.num_ahead = 2 * num_workers
+        self.num_ahead, self.persistent, self.has_seed = 2 * num_workers, persistent_workers, False
 
     def __iter__(self) -> Any:
         indices = iter(self.batch_sampler or self.sampler)
-        torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        if not (self.persistent and self.has_seed):
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self.has_seed = True
         return self._batches(indices, collections.deque(itertools.islice(indices, self.num_ahead)))
 
     def _batches(self, indices: Iterator[Any], drawn: "collections.deque[Any]") -> Iterator[Any]:
         while drawn:
             batch = drawn.popleft()
             drawn.extend(itertools.islice(indices, 1))
-            yield self.collate_fn([self.dataset[index] for index in batch])
+            if self.batch_sampler is None:
+                yield self.collate_fn(self.dataset[batch])
+            else:
+                yield self.collate_fn([self.dataset[index] for index in batch])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("name", ["shuffle", "shuffle, samples", "of the user's", "with replacement"])
+def test_the_oracle_draws_as_worker_processes_do(name: str, persistent: bool) -> None:
+    more = {"num_workers": 2, "persistent_workers": persistent}
+    expected = history(torch.utils.data.DataLoader, by_torch, True, draw, Numbers(), SAMPLERS[name], **more)
+    assert history(LookingAhead, by_torch, True, draw, Numbers(), SAMPLERS[name], **more) == expected
+
+
+@pytest.mark.parametrize("between", BETWEEN, ids=lambda between: between.__name__)
+@pytest.mark.parametrize("given", [True, False], ids=["generator", "manual_seed"])
+@every_sampler
+def test_three_passes_of_persistent_workers(arguments: Any, given: bool, between: Between) -> None:
+    """The next pass begins early, and nobody can tell."""
+    for way in (Way(1, by_for), Way(3, by_async_for)):
+        more = {"num_workers": way.num_workers, "persistent_workers": True}
+        expected = history(LookingAhead, by_torch, given, between, DATASETS["numbers"], arguments, **more)
+        got = history(DataLoader, way.face, given, between, DATASETS["numbers"], arguments, **more)
+        assert got == expected, way
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -206,9 +219,8 @@ def test_passes_that_are_broken_off(name: str, given: bool, persistent: bool) ->
         return [batch for num_batches in (0, 3, 1, 9, 2, 9, 4, 5) for batch in broken_off(loader, num_batches)]
 
     for num_workers in (1, 2, 3):
-        more = {"num_workers": num_workers}
+        more = {"num_workers": num_workers, "persistent_workers": persistent}
         expected = history(LookingAhead, passes, given, draw, Numbers(), SAMPLERS[name], **more)
-        more["persistent_workers"] = persistent
         assert history(DataLoader, passes, given, draw, Numbers(), SAMPLERS[name], **more) == expected, num_workers
 
 
@@ -217,12 +229,12 @@ def test_what_the_user_draws_within_a_pass_is_not_disturbed() -> None:
         return [(batch, float(torch.rand(()))) for batch in loader]
 
     for arguments in (SAMPLERS["shuffle"], SAMPLERS["weighted"], SAMPLERS["with replacement"]):
-        expected = history(torch.utils.data.DataLoader, drawing, False, draw, DATASETS["numbers"], arguments)
-        for num_workers in (0, 1, 3):
-            for persistent in (False, num_workers > 0):
-                more = {"num_workers": num_workers, "persistent_workers": persistent}
-                got = history(DataLoader, drawing, False, draw, DATASETS["numbers"], arguments, **more)
-                assert got == expected, more
+        expected = history(torch.utils.data.DataLoader, drawing, False, draw, Numbers(), arguments)
+        assert history(DataLoader, drawing, False, draw, Numbers(), arguments, num_workers=0) == expected
+        for num_workers, persistent in itertools.product((1, 3), (False, True)):
+            more = {"num_workers": num_workers, "persistent_workers": persistent}
+            expected = history(LookingAhead, drawing, False, draw, Numbers(), arguments, **more)
+            assert history(DataLoader, drawing, False, draw, Numbers(), arguments, **more) == expected, more
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -232,9 +244,8 @@ def test_two_passes_at_once(persistent: bool) -> None:
 
     for name in ("none", "shuffle", "batches", "weighted"):
         for num_workers in (1, 3):
-            more = {"num_workers": num_workers}
+            more = {"num_workers": num_workers, "persistent_workers": persistent}
             expected = history(LookingAhead, pairs, True, draw, Numbers(), SAMPLERS[name], **more)
-            more["persistent_workers"] = persistent
             assert history(DataLoader, pairs, True, draw, Numbers(), SAMPLERS[name], **more) == expected, more
 
 

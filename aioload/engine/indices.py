@@ -28,16 +28,19 @@ class IndexStream:
 
     Args:
         sampler: The loader's batch sampler, or its sampler where samples are not batched.
-        generator: The loader's generator. One number is drawn from it, as torch draws its workers' base seed.
+        generator: The loader's generator.
+        base_seed: That of workers which live already; new ones get theirs from the generator, as torch's do.
     """
 
-    def __init__(self, sampler: Any, generator: torch.Generator | None) -> None:
+    def __init__(self, sampler: Any, generator: torch.Generator | None, base_seed: int | None = None) -> None:
         try:
             self._entries: Iterator[Any] = iter(sampler)
         except BaseException as exc:
             annotate(exc, ErrorContext(None, None, "sampler"))
             raise
-        self.base_seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+        if base_seed is None:
+            base_seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+        self.base_seed = base_seed
 
     def draw(self, *, batched: bool) -> list[Any]:
         """Return the indices of the next batch; one where samples are not ``batched``.

@@ -88,6 +88,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.crew: Crew | None = None
+        self.base_seed: int | None = None  # that of the crew
         self.portal: Portal | None = None
         self._pid = os.getpid()
 

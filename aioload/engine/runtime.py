@@ -132,8 +132,8 @@ class Runtime:
         settings = self._plan.settings
         return Source(self._plan.dataset, batched=settings.batched, by_rows=settings.by_rows)
 
-    def _stream(self) -> IndexStream:
-        return IndexStream(self._plan.index_sampler, self._plan.generator)
+    def _stream(self, base_seed: int | None = None) -> IndexStream:
+        return IndexStream(self._plan.index_sampler, self._plan.generator, base_seed)
 
     def _portal(self, *, keep_loop: bool) -> Portal:
         if not keep_loop:
@@ -184,10 +184,11 @@ class Runtime:
                 return run, crew
             run.close()
             self._wasted_lookahead = True
-        source = self._source()
+        source, stream = self._source(), self._stream(None if crew is None else self._kept.base_seed)
         if crew is None:
             crew = self._kept.crew = self._new_crew(source.kind)
-        run = self._new_run(source, self._stream(), crew, max_batches)
+            self._kept.base_seed = stream.base_seed
+        run = self._new_run(source, stream, crew, max_batches)
         run.on_exhausted = self._run_ahead
         return run, crew
 
@@ -203,7 +204,8 @@ class Runtime:
                         plan.index_sampler, plan.generator, plan.dataset, plan.settings.collate_fn, collation_rules()
                     )
                     with lookahead.drawing():
-                        run = self._new_run(self._source(), self._stream(), crew, num_batches)
+                        stream = self._stream(self._kept.base_seed)
+                        run = self._new_run(self._source(), stream, crew, num_batches)
                         run.start()
                     self._next = run, lookahead
                 else:
