@@ -108,9 +108,9 @@ class BucketBatchSampler(SeekableSampler[list[int]]):
             samples, rest = samples[: num_full * self.batch_size], 0
         ranks = sorted_in_buckets(self.lengths[samples], self.batch_size * self.num_batches_per_bucket)
         begin = num_full * self.batch_size
-        if self.shuffle and rest:  # any batch of the last bucket may be the short one, or the longest would always be
-            in_bucket = num_full % self.num_batches_per_bucket
-            begin -= self.batch_size * (Stream.of(self.seed, epoch, SHORT).word(0) % (in_bucket + 1))
+        if self.shuffle and rest:  # of any lengths of the last bucket, or the longest would always be in it
+            in_bucket = num_full % self.num_batches_per_bucket * self.batch_size
+            begin -= Stream.of(self.seed, epoch, SHORT).word(0) % (in_bucket + 1)
         full = np.delete(ranks, np.s_[begin : begin + rest]).reshape(num_full, self.batch_size)
         short = ranks[begin : begin + rest]
         if self.shuffle:  # the places before sorting are random, so their order is

@@ -68,7 +68,7 @@ class ShardedSampler(SeekableSampler[Any]):
 
     def __init__(
         self,
-        sampler: Iterable[Any] | Sized | int,
+        sampler: Iterable[Any] | Seekable[Any] | Sized | int,
         rank: int | None = None,
         world_size: int | None = None,
         *,
@@ -116,7 +116,7 @@ class ShardedSampler(SeekableSampler[Any]):
             for place in again:
                 yield from self.sampler.blocks(epoch, range(place, place + 1))
             return
-        items, first = self._opened(epoch, inside.start, max(again, default=-1) + 1)
+        items, first = self._opened(epoch, min(inside.start, num_items), max(again, default=-1) + 1)
         for item in islice(items, 0, len(inside) and inside[-1] + 1 - inside.start, mine.step):
             yield (item,)
         yield [first[place] for place in again]
@@ -149,7 +149,7 @@ def stands_for_indices(sampler: object) -> bool:
     """Whether what is to be sharded is a dataset, or a number of samples, rather than a sampler."""
     if isinstance(sampler, torch.utils.data.Dataset):
         return not isinstance(sampler, torch.utils.data.IterableDataset)
-    return not isinstance(sampler, Iterable)
+    return not isinstance(sampler, Iterable | Seekable)
 
 
 def process_group(environment: Mapping[str, str]) -> tuple[int, int]:

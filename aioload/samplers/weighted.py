@@ -73,7 +73,7 @@ def running_sums(weights: NDArray[np.generic]) -> NDArray[np.float64]:
     if weights.size and weights.dtype.kind not in "biuf":
         msg = f"weights must be numbers, got dtype {weights.dtype}"
         raise ArgumentError(msg)
-    if weights.size and not weights.min() >= 0:  # type: ignore[operator]  # so is a NaN anywhere
+    if weights.size and not weights.min() >= 0:  # so is a NaN anywhere
         at = int(np.argmin(weights >= 0))  # type: ignore[operator]
         msg = f"weights must be finite and not negative, got {weights[at].item()!r} at index {at}"
         raise ArgumentError(msg)
