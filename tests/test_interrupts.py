@@ -1,19 +1,25 @@
 """Interrupts: Ctrl-C reaches the consumer at once, and no batch is lost by it."""
 
 import asyncio
+import functools
 import gc
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import failing
 import numpy as np
 import pytest
 import torch
 from conftest import join_all, loader_threads
+from failing import CASES, MakeCase
+from outcomes import EVERY_WAY, Load, of_async_iterator, of_iterator
 
-from aioload import DataLoader, TensorDataset
+from aioload import DataLoader, TensorDataset, error_context
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedItems
 
 
@@ -106,6 +112,144 @@ def test_no_batch_is_lost_by_an_interrupt_without_threads(kind: Any, num_interru
             interrupts += 1
     assert got == [[0, 1], [2, 3], [4, 5]]
     assert interrupts == num_interrupts
+
+
+@pytest.mark.parametrize("load", EVERY_WAY)
+@pytest.mark.parametrize("make_case", CASES)
+def test_an_interrupt_of_the_datasets_own_is_an_error_as_any_other(
+    make_case: MakeCase, load: Load, tmp_path: Path
+) -> None:
+    error = KeyboardInterrupt(3)
+    case = make_case(error, tmp_path)
+    assert load(case.dataset, **case.arguments) == [*case.before, error, *case.after]
+    assert error_context(error) == case.context
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_items_before_an_interrupt_of_the_datasets_own_come_before_it(num_workers: int, drop_last: bool) -> None:
+    error = KeyboardInterrupt()
+    dataset = failing.IterableNumbers(error)
+    with DataLoader(dataset, 3, num_workers=num_workers, drop_last=drop_last) as loader:
+        got = of_iterator(iter(loader))
+    assert got == ([error] if drop_last else [[0, 1], error, [3]])
+    context = error_context(error)
+    assert context is not None
+    assert (context.index, context.stage) == (2, "fetch")
+
+
+def raise_interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class Interrupting:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.handle(number, frame)
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if frame is not None:
+            raise_interrupt(number, frame)
+
+
+def interrupted() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def terminated() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def interrupted_and_reported() -> None:
+    try:
+        interrupted()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("cleaned up") from None
+
+
+def interrupted_and_raised_again() -> None:
+    try:
+        interrupted()
+    except KeyboardInterrupt as exc:
+        raise exc
+
+
+def interrupted_in_a_loop() -> None:
+    async def wait() -> None:
+        interrupted()
+        await asyncio.sleep(60)
+
+    asyncio.run(wait())
+
+
+HANDLERS: dict[str, Any] = {
+    "default": signal.default_int_handler,
+    "function": raise_interrupt,
+    "method": Interrupting().handle,
+    "object": Interrupting(),
+    "partial": functools.partial(functools.partial(raise_interrupt)),
+}
+
+
+@pytest.fixture
+def handle() -> Iterator[Callable[[Any], None]]:
+    """Install a handler for SIGINT and, if it is no built-in one, for SIGTERM."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def install(handler: Any) -> None:
+        for number in before:
+            signal.signal(number, handler)
+
+    yield install
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class InterruptedBy(GatedDataset):
+    """Something that ends in a signal happens once while each of the samples is loaded."""
+
+    def __init__(self, happen: Callable[[], None]) -> None:
+        super().__init__(4, opened=True)
+        self.happen = happen
+
+    def __getitem__(self, index: int) -> int:
+        if index not in self.gates.started:
+            self.gates.pass_through(index)
+            self.happen()
+        return index
+
+
+class AsyncInterruptedBy(InterruptedBy):
+    async def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS.keys())
+@pytest.mark.parametrize("happen", [interrupted, terminated, interrupted_and_reported, interrupted_and_raised_again])
+@pytest.mark.parametrize("kind", [InterruptedBy, AsyncInterruptedBy])
+def test_no_batch_is_lost_by_a_signal_whatever_handles_it(
+    kind: type[InterruptedBy], happen: Callable[[], None], handler: Any, handle: Callable[[Any], None]
+) -> None:
+    handle(handler)
+    got = of_iterator(iter(DataLoader(kind(happen), 2, num_workers=0)))
+    assert [each for each in got if isinstance(each, list)] == [[0, 1], [2, 3]]
+    interrupts = [each for each in got if not isinstance(each, list)]
+    assert [type(each) for each in interrupts] == [KeyboardInterrupt] * 4
+    assert [error_context(each) for each in interrupts] == [None] * 4
+
+
+def test_no_batch_is_lost_by_an_interrupt_of_a_loop_that_the_dataset_runs() -> None:
+    got = of_iterator(iter(DataLoader(InterruptedBy(interrupted_in_a_loop), 2, num_workers=0)))
+    assert [each for each in got if isinstance(each, list)] == [[0, 1], [2, 3]]
+
+
+def test_no_batch_is_lost_by_an_interrupt_of_a_coroutine_without_threads(handle: Callable[[Any], None]) -> None:
+    async def consume() -> list[Any]:
+        handle(raise_interrupt)  # asyncio's would cancel the task
+        dataset = AsyncInterruptedBy(interrupted)
+        return await of_async_iterator(aiter(DataLoader(dataset, 2, num_workers=0)))
+
+    got = asyncio.run(consume())
+    assert [each for each in got if isinstance(each, list)] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -1,9 +1,13 @@
 """Inline: a pass without threads and without look-ahead, all of it in the consumer's thread, for debugging."""
 
 import asyncio
+import dis
+import functools
+import signal
+import sys
 import threading
 from collections import deque
-from types import CoroutineType
+from types import CodeType, CoroutineType
 from typing import Any
 
 from aioload.collate import collate_samples, convert_sample
@@ -23,6 +27,8 @@ from aioload.errors import (
     safe_to_raise,
 )
 from aioload.stats import Tally
+
+_RAISE = bytes([dis.opmap["RAISE_VARARGS"]])
 
 
 class InlineRun:
@@ -46,6 +52,7 @@ class InlineRun:
         self._lock = threading.Lock()  # one thread at a time draws indices
         self._undone: deque[list[Any]] = deque()  # indices of calls that were interrupted
         self._stream_error: BaseException | None = None
+        self._item_error: BaseException | None = None  # of an iterable dataset, after the items before it
 
     def start(self) -> None:
         """Do nothing: nothing is loaded before it is asked for."""
@@ -69,7 +76,7 @@ class InlineRun:
         try:
             return self._load_batch(indices)
         except KeyboardInterrupt as exc:
-            if is_interrupt(exc):
+            if _is_of_signal(exc):
                 self._undone.append(indices)
             raise
 
@@ -100,12 +107,16 @@ class InlineRun:
             for index in indices:
                 with self._noting(index, "fetch"):
                     samples.append(await self._source.samples[index])
+            return self._deliver(samples, indices)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # else it is the dataset that raised it
                 self._undone.append(indices)
             raise
-        return self._deliver(samples, indices)
+        except KeyboardInterrupt as exc:
+            if _is_of_signal(exc):
+                self._undone.append(indices)
+            raise
 
     def _next_indices(self) -> list[Any] | Answer:
         with self._lock:
@@ -138,16 +149,27 @@ class InlineRun:
 
     def _next_items(self, count: int) -> list[Any] | None:
         """Return the next items of an iterable dataset, ``None`` at its end."""
-        stream = self._source.stream
+        stream, whole = self._source.stream, self._settings.batched and self._settings.drop_last
         with stream.lock:
             try:
-                return stream.take(count, whole=self._settings.batched and self._settings.drop_last)
+                error, self._item_error = self._item_error, None
+                if error is not None:
+                    raise error
+                return stream.take(count, whole=whole)
             except StopIteration:
                 self._over = True
                 return None
-            except BaseException:
+            except BaseException as exc:
+                # The stream takes any KeyboardInterrupt here for Ctrl-C, and keeps the items before it.
+                if isinstance(exc, KeyboardInterrupt) and not _is_of_signal(exc):
+                    items = stream.take(0, whole=whole)
+                    if items and not whole:
+                        self._item_error = exc
+                        return items
                 with self._noting(stream.position, "fetch"):
                     raise
+            finally:
+                error = None  # else its traceback refers to it by way of this frame
 
     def _load(self, index: Any) -> Any:
         if self._source.kind is Kind.STAGED:
@@ -204,9 +226,9 @@ class _Noting:
         pass
 
     def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        if exc is None or is_interrupt(exc):
+        if exc is None or _is_of_signal(exc):
             return
-        where = None if isinstance(self._index, list) else self._source.locate(self._index)
+        where = None if isinstance(self._index, list) else self._locate()
         error = safe_to_raise(exc)
         annotate(error, ErrorContext(self._index, where, self._stage))
         if error is exc:
@@ -215,3 +237,51 @@ class _Noting:
             raise error
         finally:
             del error
+
+    def _locate(self) -> Any:
+        try:
+            return self._source.locate(self._index)
+        except KeyboardInterrupt as exc:
+            if _is_of_signal(exc):
+                raise
+            return None
+
+
+def _is_of_signal(exc: BaseException | None) -> bool:
+    """Whether ``exc`` is Ctrl-C, or comes of it, and is not what the dataset raises of itself; in doubt it is."""
+    if exc is None or not is_interrupt(exc):
+        return False
+    for _ in range(100):  # a chain that somebody has made a ring of must not hold us up
+        if not isinstance(exc, KeyboardInterrupt):
+            return False
+        if not _has_raise_statement(exc):
+            return True
+        exc = exc.__context__
+    return True
+
+
+def _has_raise_statement(exc: BaseException) -> bool:
+    """Whether a ``raise`` outside of the standard library and of signal handlers has raised ``exc``.
+
+    Python calls handlers between instructions, and never from a ``raise``. The library's own one is C code, without
+    a frame; asyncio's makes the loop's runner raise.
+    """
+    handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
+    traceback, origin = exc.__traceback__, None
+    while traceback is not None:
+        if any(traceback.tb_frame.f_code is code for code in handlers):
+            return False
+        origin, traceback = traceback, traceback.tb_next
+    if origin is None:
+        return False
+    frame, position = origin.tb_frame, origin.tb_lasti
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return frame.f_code.co_code[position : position + 1] == _RAISE and module not in sys.stdlib_module_names
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__"):  # which a method has as well
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004
+    return getattr(handler, "__code__", None)
