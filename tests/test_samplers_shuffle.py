@@ -114,6 +114,14 @@ def test_words_are_uniform() -> None:
     assert surprise(np.bincount((uniform * 1000).astype(np.int64), minlength=1000)) < LIMIT
 
 
+def test_seeds_epochs_and_purposes_do_not_stand_in_for_each_other() -> None:
+    numbers = [(seed, epoch, purpose) for seed in range(20) for epoch in range(20) for purpose in range(5)]
+    streams = [Stream.of(*each) for each in numbers] + [Stream.of(*each[:2]) for each in numbers[::5]]
+    for values in ([stream.start for stream in streams], [stream.step for stream in streams]):
+        assert len(set(values)) == len(streams)
+    assert all(stream.step % 2 for stream in streams)
+
+
 def test_the_order_of_a_seed_never_changes() -> None:
     """A change of these numbers breaks everybody's saved states and repeated experiments."""
     assert list(ShuffleSampler(10, seed=1)) == GOLDEN_FEW

@@ -111,8 +111,8 @@ class Quotas(NamedTuple):
     def of(counts: NDArray[Any], batch_size: int) -> "Quotas":
         """Return quotas with each class's share of each batch rounded down or up, and each batch of its size.
 
-        Such a rounding of a table, sums of rows and columns included, always exists (Bacharach, "Matrix rounding
-        problems", 1966). Here it is enough to choose the short batch so that what remains can be spread evenly.
+        Whichever way its share of the short batch is rounded, the rest of a class lies between ``num_full`` times its
+        share of a full batch rounded down and rounded up: these two are whole numbers around what is not rounded.
 
         Args:
             counts: The number of samples of each class.
@@ -125,14 +125,9 @@ class Quotas(NamedTuple):
             nothing = np.zeros_like(counts)
             return Quotas(counts, nothing, nothing)
         each = counts * batch_size // total
-        most = -(-counts * batch_size // total)
-        floor = counts * rest // total
-        least = np.maximum(floor, counts - num_full * most)
-        room = np.minimum(-(-counts * rest // total), counts - num_full * each) - least
-        missing = rest - int(least.sum())
-        by_remainder = np.argsort(-(counts * rest - least * total), kind="stable")
-        short = least.copy()
-        short[by_remainder[room[by_remainder] > 0][:missing]] += 1
+        short, remainder = np.divmod(counts * rest, total)
+        missing = rest - int(short.sum())
+        short[np.argsort(-remainder, kind="stable")[:missing]] += 1
         return Quotas(short, each, counts - short - num_full * each)
 
 
