@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aioload.errors import ArgumentError
 from aioload.samplers import BucketBatchSampler, StratifiedBatchSampler
+from aioload.samplers.stratified import Quotas
 
 deterministic = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -155,6 +156,29 @@ def test_a_rare_class_is_in_any_batch() -> None:
             counts += [0 in batch for batch in sampler.iter_from(epoch, 0)]
         expected = 300 / len(sampler)
         assert np.abs(counts - expected).max() < 4 * np.sqrt(expected)
+
+
+def test_all_classes_meet() -> None:
+    labels = np.repeat(np.arange(12), 5)
+    sampler = StratifiedBatchSampler(labels, 4)
+    in_one = np.zeros((12, 12), dtype=np.int64)
+    in_all = np.zeros((12, 12), dtype=np.int64)
+    for epoch in range(200):
+        batches = [labels[batch] for batch in sampler.iter_from(epoch, 0)]
+        for classes in batches:
+            assert len(set(classes)) == 4
+            in_all[np.ix_(classes, classes)] += 1
+            if epoch == 0:
+                in_one[np.ix_(classes, classes)] += 1
+    others = ~np.eye(12, dtype=bool)
+    assert (in_one[others] > 0).mean() > 0.6
+    expected = 200 * 15 * 12 / 132
+    assert np.abs(in_all[others] - expected).max() < 5 * np.sqrt(expected)
+
+
+def test_remainders_go_to_those_nearest_to_one_more() -> None:
+    quotas = Quotas.of(np.array([4, 1, 3]), 6)
+    assert [each.tolist() for each in quotas] == [[1, 0, 1], [3, 0, 2], [0, 1, 0]]
 
 
 def test_labels_of_any_kind_make_the_same_batches() -> None:

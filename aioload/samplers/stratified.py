@@ -1,6 +1,6 @@
 """StratifiedBatchSampler: batches that each have every class in the share it has of all samples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from aioload.samplers.permutation import Permutation
 from aioload.samplers.seekable import JSON
 from aioload.samplers.streams import Stream
 
-SAMPLES, BATCHES, CLASSES, WITHIN = range(4)
+SAMPLES, CLASSES, ROUNDS, WITHIN = range(4)
 """What a stream is for."""
 
 
@@ -80,14 +80,14 @@ class StratifiedBatchSampler(SeekableSampler[list[int]]):
         num_samples = self._codes.size
         num_full = num_samples // self.batch_size
 
-        def order(size: int, purpose: int) -> NDArray[np.int64]:
-            return Permutation(size, Stream.of(self.seed, epoch, purpose)).whole()
+        def order(size: int, *purpose: int) -> NDArray[np.int64]:
+            return Permutation(size, Stream.of(self.seed, epoch, *purpose)).whole()
 
         samples = order(num_samples, SAMPLES)
         samples = samples[np.argsort(self._codes[samples], kind="stable")]
         quotas = Quotas.of(np.bincount(self._codes, minlength=self.num_classes), self.batch_size)
-        batches = assigned(quotas, num_full, order(self.num_classes, CLASSES))
-        batches = np.append(order(num_full, BATCHES), num_full)[batches]
+        orders = (order(num_full, ROUNDS, number) for number in range(quotas.extra.sum() // max(1, num_full)))
+        batches = assigned(quotas, num_full, order(self.num_classes, CLASSES), orders)
         # Sorting by batch alone would leave the classes in order.
         samples = samples[np.lexsort((order(num_samples, WITHIN), batches))]
         cut = num_full * self.batch_size
@@ -131,19 +131,50 @@ class Quotas(NamedTuple):
         return Quotas(short, each, counts - short - num_full * each)
 
 
-def assigned(quotas: Quotas, num_full: int, class_order: NDArray[np.int64]) -> NDArray[np.int64]:
+def assigned(
+    quotas: Quotas, num_full: int, class_order: NDArray[np.int64], orders: Iterable[NDArray[np.int64]]
+) -> NDArray[np.int64]:
     """Return the batch of each sample, the samples of a class one after another; ``num_full`` is the short batch.
 
-    The extra samples are dealt out class after class, in ``class_order``, to one batch after another, round and
-    round. No class has more of them than there are batches, so none gets two into one.
+    Args:
+        quotas: How many go where.
+        num_full: The number of full batches.
+        class_order: The order in which the classes' extra samples are dealt out.
+        orders: Random orders of the full batches, one for each extra sample that a full batch has.
     """
     counts = quotas.short + quotas.each * num_full + quotas.extra
-    begins = np.cumsum(counts) - counts
-    dealt = np.empty_like(counts)
-    extra = quotas.extra[class_order]
-    dealt[class_order] = np.cumsum(extra) - extra
     classes = np.repeat(np.arange(counts.size), counts)
-    number = np.arange(classes.size) - begins[classes]  # of the sample in its class
-    spread = number - quotas.short[classes]
-    batches = (spread + dealt[classes]) % max(1, num_full)
-    return np.where(number < quotas.short[classes], num_full, batches)
+    number = np.arange(classes.size) - (np.cumsum(counts) - counts)[classes] - quotas.short[classes]  # in its class
+    batches = np.where(number < 0, num_full, number % max(1, num_full))
+    extra = quotas.extra[class_order]
+    begins = np.empty_like(counts)
+    begins[class_order] = np.cumsum(extra) - extra
+    number -= (quotas.each * num_full)[classes]
+    is_extra = number >= 0
+    batches[is_extra] = dealt(extra, num_full, orders)[begins[classes[is_extra]] + number[is_extra]]
+    return batches
+
+
+def dealt(extra: NDArray[np.int64], num_full: int, orders: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return a batch for each extra sample, class after class, so that no class has two in one batch.
+
+    Each round gives every batch one sample, in a random order. A class that a round leaves unfinished goes on in the
+    next, in batches it has not had: they are as many as it can need, for no class has as many as there are batches.
+
+    Args:
+        extra: How many samples of each class; less than ``num_full`` each, and a multiple of it in all.
+        num_full: The number of batches.
+        orders: As many random orders of the batches as there are rounds.
+    """
+    ends = np.cumsum(extra)
+    rounds: list[NDArray[np.int64]] = []
+    for number, order in enumerate(orders):
+        begin = number * num_full
+        unfinished = int(np.searchsorted(ends, begin, side="right"))  # the class that has the slot at begin
+        num_before = begin - int(ends[unfinished] - extra[unfinished])
+        if num_before:
+            had = np.zeros(num_full, dtype=bool)
+            had[rounds[-1][-num_before:]] = True
+            order = order[np.argsort(had[order], kind="stable")]
+        rounds.append(order)
+    return np.concatenate(rounds) if rounds else np.empty(0, dtype=np.int64)
