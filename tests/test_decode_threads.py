@@ -1,5 +1,6 @@
 """Which threads decode: those for decoding, or those that read where decoding costs less than handing over."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -7,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from failing import AsyncNumbers, IterableNumbers, ManyNumbers, MapNumbers
 from outcomes import of_iterator
 
-from aioload import DataLoader, FileDataset
+from aioload import DataLoader, FileDataset, TensorDataset, error_context
 from aioload.engine import staged
-from aioload.testing import GatedFiles
+from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles, GatedItems, Gates
 
 
 class Decoding:
@@ -115,6 +117,104 @@ def test_a_thread_decodes_nothing_before_its_worker_init_fn_has_returned(tmp_pat
             assert gates.threads[0] == gates.threads["worker 1"]
             gates.open_all()
             assert of_iterator(batches) == [[0], [1], [2], [3]]
+
+
+class BrokenError(Exception):
+    pass
+
+
+class Beginnings:
+    """A ``worker_init_fn`` that the test lets return, and that fails in the last of three workers."""
+
+    def __init__(self) -> None:
+        self.gates = Gates()
+        self.error = BrokenError()
+        self.gates.fail("worker 2", self.error)
+        self.gates.open("worker 0", "worker 1")
+
+    def __call__(self, number: int) -> None:
+        self.gates.pass_through(f"worker {number}")
+
+
+GATED: list[Callable[[Path], Any]] = [
+    lambda _: GatedDataset(4, opened=True),
+    lambda _: AsyncGatedDataset(4, opened=True),
+    lambda _: GatedItems(4, opened=True),
+    lambda folder: GatedFiles(folder, 4, opened=True),
+]
+every_kind = pytest.mark.parametrize("make", GATED, ids=["map", "async", "items", "files"])
+
+
+@every_kind
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_init_fn_that_fails_when_everything_is_loaded_is_not_lost(
+    make: Callable[[Path], Any], persistent: bool, tmp_path: Path
+) -> None:
+    begin = Beginnings()
+    with (
+        make(tmp_path) as dataset,
+        DataLoader(dataset, num_workers=3, worker_init_fn=begin, persistent_workers=persistent) as loader,
+    ):
+        batches = iter(loader)
+        (dataset.decodes if isinstance(dataset, GatedFiles) else dataset.gates).wait_finished(*range(4))
+        begin.gates.open("worker 2")
+        for _ in range(2):
+            with pytest.raises(BrokenError) as caught:
+                next(batches)
+            assert caught.value is begin.error
+        context = error_context(begin.error)
+        assert context is not None
+        assert context.stage == "worker_init_fn"
+        loader.worker_init_fn = None
+        assert of_iterator(iter(loader)) == [[0], [1], [2], [3]]
+
+
+@every_kind
+async def test_it_is_not_lost_by_a_coroutine_either(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    begin = Beginnings()
+    with make(tmp_path) as dataset:
+        async with DataLoader(dataset, num_workers=3, worker_init_fn=begin) as loader:
+            first = asyncio.ensure_future(anext(aiter(loader)))
+            await asyncio.to_thread(begin.gates.wait_started, "worker 2")
+            begin.gates.open("worker 2")
+            with pytest.raises(BrokenError):
+                await first
+
+
+def test_it_is_not_lost_where_rows_are_gathered_without_threads() -> None:
+    begin = Beginnings()
+    loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=3, worker_init_fn=begin)
+
+    def let_fail() -> None:
+        begin.gates.wait_started("worker 2")
+        begin.gates.open("worker 2")
+
+    thread = threading.Thread(target=let_fail)
+    thread.start()
+    with pytest.raises(BrokenError) as caught:
+        list(loader)
+    assert caught.value is begin.error
+    thread.join()
+
+
+async def test_it_is_not_lost_where_rows_are_gathered_for_a_coroutine() -> None:
+    begin = Beginnings()
+    async with DataLoader(TensorDataset(torch.arange(4)), num_workers=3, worker_init_fn=begin) as loader:
+        first = asyncio.ensure_future(anext(aiter(loader)))
+        await asyncio.to_thread(begin.gates.wait_started, "worker 2")
+        begin.gates.open("worker 2")
+        with pytest.raises(BrokenError):
+            await first
+
+
+@every_kind
+def test_a_pass_can_be_dropped_before_every_worker_has_begun(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    begin = Beginnings()
+    with make(tmp_path) as dataset:
+        batches = iter(DataLoader(dataset, num_workers=3, worker_init_fn=begin))
+        (dataset.decodes if isinstance(dataset, GatedFiles) else dataset.gates).wait_finished(*range(4))
+        del batches
+        begin.gates.open_all()
 
 
 @pytest.mark.parametrize("make", [AsyncNumbers, MapNumbers, ManyNumbers, IterableNumbers])

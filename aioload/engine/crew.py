@@ -4,10 +4,14 @@ import asyncio
 import atexit
 import functools
 import os
+import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
+from aioload.engine import aside
 from aioload.engine.pools import STUCK_AFTER_S, ThreadPool
 from aioload.engine.portal import Portal
 from aioload.engine.run import Run
@@ -18,6 +22,54 @@ from aioload.stats import Ledger
 
 EXIT_TIMEOUT_S = 1.0
 """Seconds that the interpreter's exit waits for threads, all of them together."""
+
+
+class Entrance:
+    """The way onto the loop for what passes have to say; it opens when every worker has begun.
+
+    So what a ``worker_init_fn`` raises is known before the first batch is handed over, however late it comes, and
+    reaches who asks for that batch. (torch reports it in place of the first batch given to that worker, and never if
+    there are fewer batches than workers.) Loading goes on meanwhile. Any thread may call any method.
+    """
+
+    def __init__(self, portal: Portal, *, opened: bool) -> None:
+        self._portal = portal
+        # Re-entrant: a garbage collection inside a guarded block may run a finalizer that stops the crew.
+        self._lock = threading.RLock()
+        self._waiting: deque[tuple[Callable[..., object], tuple[Any, ...]]] | None = None if opened else deque()
+        self._closed = False
+        self._settled = threading.Event()
+
+    def call(self, function: Callable[..., object], *args: Any) -> bool:
+        """Have the loop call ``function(*args)``; ``False`` if it never will."""
+        if self._waiting is not None:
+            with self._lock:
+                if self._closed:
+                    return False
+                if self._waiting is not None:
+                    self._waiting.append((function, args))
+                    return True
+        return self._portal.call(function, *args)
+
+    def open(self) -> None:
+        """Let in those who wait, in the order they came in, and all who come later."""
+        with self._lock:
+            waiting, self._waiting = self._waiting or deque(), None
+            for function, args in waiting:
+                self._portal.call(function, *args)
+        self._settled.set()
+
+    def close(self) -> None:
+        """Send away those who wait, and all who come later, unless it is open already."""
+        with self._lock:
+            if self._waiting is not None:
+                self._closed = True
+                self._waiting.clear()
+        self._settled.set()
+
+    def wait(self) -> None:
+        """Wait until it is open or closed."""
+        self._settled.wait()
 
 
 class Crew:
@@ -31,11 +83,12 @@ class Crew:
         num_workers: Decode threads.
         num_concurrent_reads: Read threads, or tasks for an async dataset.
         worker_init_fn: Called with its number in each decode thread before its first job.
-        portal: The loop; the crew counts as one user of it.
+        portal: The loop; the crew counts as one user of it. Runs reach it by way of the :class:`Entrance`.
         ledger: Where the threads' tallies are kept.
 
     Raises:
         RuntimeError: The system has no thread to give.
+        BaseException: What ``worker_init_fn`` raised, if the workers are not needed for batches to come.
     """
 
     def __init__(
@@ -48,7 +101,7 @@ class Crew:
         portal: Portal,
         ledger: Ledger,
     ) -> None:
-        self.portal = portal
+        self._loop, self.portal = portal, Entrance(portal, opened=worker_init_fn is None)
         # A decode that runs on a read thread would run where worker_init_fn has not been called.
         self.may_inline = worker_init_fn is None
         self._pid = os.getpid()
@@ -65,18 +118,26 @@ class Crew:
             on_crash = functools.partial(self._crash, at_start=False)
             self.tasks = TaskPool(num_concurrent_reads, portal, ledger, on_crash)
         self.decode = ThreadPool(
-            "decode", num_workers, ledger, awake=num_workers, on_start=worker_init_fn, on_crash=self._crash
+            "decode",
+            num_workers,
+            ledger,
+            awake=num_workers,
+            on_start=worker_init_fn,
+            on_begun=None if worker_init_fn is None else self.portal.open,
+            on_crash=self._crash,
         )
         try:
             self.decode.start()
-        except RuntimeError:
+            if kind is Kind.TAKE and worker_init_fn is not None and not aside.in_event_loop():
+                self._wait_for_workers()  # the consumer may gather all batches by itself, past the entrance
+        except BaseException:
             self.stop()
             raise
         _crews[self] = None
         _end_crews_at_exit()
 
     def __repr__(self) -> str:
-        return f"<Crew {'closed ' if self._closed else ''}{self.reads or self.tasks} {self.decode} {self.portal}>"
+        return f"<Crew {'closed ' if self._closed else ''}{self.reads or self.tasks} {self.decode} {self._loop}>"
 
     @property
     def reads_limit(self) -> int:
@@ -97,13 +158,23 @@ class Crew:
 
     def begin(self) -> None:
         """See to it, in a few milliseconds, that a first read that takes long does not keep others waiting."""
-        self.portal.call(self._watch_first_jobs)
+        self._loop.call(self._watch_first_jobs)
 
     def widen_if_stuck(self) -> None:
         """Let every thread work where jobs wait and none gets done."""
         if self.reads is not None:
             self.reads.widen_if_stuck()
         self.decode.widen_if_stuck()
+
+    def _wait_for_workers(self) -> None:
+        self.portal.wait()
+        if self.crashed:
+            error = self._untold
+            assert error is not None
+            try:
+                raise error
+            finally:
+                del error
 
     def _watch_first_jobs(self) -> None:
         asyncio.get_running_loop().call_later(STUCK_AFTER_S, self.widen_if_stuck)
@@ -121,12 +192,13 @@ class Crew:
         if self._pid != os.getpid():
             return
         self._closed = True
+        self.portal.close()
         if self.reads is not None:
             self.reads.close()
         if self.tasks is not None:
             self.tasks.close()
         self.decode.close()
-        self.portal.release(self._loop_crashed)
+        self._loop.release(self._loop_crashed)
 
     def join(self, timeout_s: float) -> None:
         """Wait until all threads have ended, at most ``timeout_s``: one may be stuck in a read for ever."""
@@ -136,13 +208,13 @@ class Crew:
         if self.reads is not None:
             self.reads.join(deadline)
         self.decode.join(deadline)
-        self.portal.join(deadline)
+        self._loop.join(deadline)
 
     def end_at_exit(self, deadline: float) -> None:
         """Wait for the threads until ``deadline`` (monotonic), and never again."""
         self.join(max(0.0, deadline - time.monotonic()))
         self._given_up = True
-        self.portal.give_up()
+        self._loop.give_up()
 
     def _living_runs(self) -> list[Run]:
         # keyrefs() takes a copy in one step: another thread may attach a run at any time.
@@ -153,7 +225,7 @@ class Crew:
         if at_start:
             annotate(exc, ErrorContext(None, None, "worker_init_fn"))
         self._untold, self.crashed = exc, True
-        self.portal.call(self._tell, exc)  # after what has been reported to the loop
+        self._loop.call(self._tell, exc)  # after what has been reported to the loop
         self.stop()
 
     def _loop_crashed(self, exc: BaseException) -> None:

@@ -56,6 +56,7 @@ class ThreadPool:
         awake: Threads that may be awake to begin with; see :mod:`~aioload.engine.tuner`.
         ledger: Where each thread's tally is kept.
         on_start: Called in each thread with its number before its first job.
+        on_begun: Called once, by whichever thread is the last, when ``on_start`` has returned in all of them.
         on_crash: Told of an exception from ``on_start``, or from a job that broke its promise.
     """
 
@@ -67,6 +68,7 @@ class ThreadPool:
         *,
         awake: int,
         on_start: Callable[[int], None] | None = None,
+        on_begun: Callable[[], None] | None = None,
         on_crash: Callable[[BaseException, bool], None],
     ) -> None:
         self.name, self.size = name, size
@@ -83,6 +85,8 @@ class ThreadPool:
         # A worker whose thread has not been started yet counts as idle, and is the last to be chosen.
         self._idle.extend(reversed(self._workers))
         self._start_at_once = on_start is not None
+        self._on_begun = on_begun
+        self._tokens = list(range(size))  # one per thread that has not begun
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.size - len(self._idle)}/{self.limit} awake"
@@ -95,7 +99,9 @@ class ThreadPool:
             RuntimeError: Not one thread can be started.
         """
         if self._start_at_once:
-            self._wake(self.size)
+            self._idle.clear()  # before any is started: one that parks at once would be woken in place of another
+            for worker in self._workers:
+                self._start(worker)
 
     def submit(self, jobs: Iterable[Job], num_jobs: int) -> None:
         """Queue ``num_jobs`` jobs behind those there are, and wake up as many threads as are of use.
@@ -164,6 +170,7 @@ class ThreadPool:
             self.size -= 1
             if not any(other.thread is not None and other.thread.is_alive() for other in self._workers):
                 raise
+            self._note_begun()  # nobody waits for it
 
     def _park(self, worker: Worker) -> None:
         self._idle.append(worker)
@@ -185,8 +192,13 @@ class ThreadPool:
             self._on_crash(exc, True)
             del exc
         else:
+            self._note_begun()
             self._pull(worker)
         self._ledger.close(worker.tally)
+
+    def _note_begun(self) -> None:
+        if self._on_begun is not None and self._tokens.pop() == 0:  # taking a token is atomic
+            self._on_begun()
 
     def _pull(self, worker: Worker) -> None:
         clock, queue, idle = time.perf_counter, self._queue, self._idle
