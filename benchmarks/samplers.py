@@ -51,7 +51,7 @@ def compare_first(num_rounds: int, size: int = 10**8) -> list[Comparison]:
     """From nothing to the first index of a shuffled epoch."""
     rivals = [
         rival("ShuffleSampler", lambda: first(ShuffleSampler(size))),
-        rival("torch.randperm", lambda: first(torch.randperm(size))),
+        rival("torch.randperm", lambda: first([torch.randperm(size)[0].item()])),
     ]
     return [compare(f"first: of {size:,} shuffled", rivals, num_rounds=num_rounds, unit="ms")]
 

@@ -37,6 +37,7 @@ class Permutation:
         self._table: NDArray[np.int64] | None = None
         if size <= TABLE_SIZE:
             self._table = np.argsort(stream.words(np.arange(size, dtype=np.uint64)), kind="stable").astype(np.int64)
+            return
         self._width = max(1, math.isqrt(size))
         self._height = max(1, -(-size // self._width))
         words = [np.uint64(stream.word(counter)) for counter in range(2 * NUM_ROUNDS)]

@@ -84,14 +84,21 @@ class StratifiedBatchSampler(SeekableSampler[list[int]]):
             return Permutation(size, Stream.of(self.seed, epoch, *purpose)).whole()
 
         samples = order(num_samples, SAMPLES)
-        samples = samples[np.argsort(self._codes[samples], kind="stable")]
+        samples = samples[grouped(self._codes[samples], self.num_classes)]
         quotas = Quotas.of(np.bincount(self._codes, minlength=self.num_classes), self.batch_size)
         orders = (order(num_full, ROUNDS, number) for number in range(quotas.extra.sum() // max(1, num_full)))
         batches = assigned(quotas, num_full, order(self.num_classes, CLASSES), orders)
-        # Sorting by batch alone would leave the classes in order.
-        samples = samples[np.lexsort((order(num_samples, WITHIN), batches))]
+        within = order(num_samples, WITHIN)  # or the classes would be in order in each batch
+        samples = samples[within[grouped(batches[within], num_full + 1)]]
         cut = num_full * self.batch_size
         return Plan(samples[:cut].reshape(num_full, self.batch_size), samples[cut:])
+
+
+def grouped(values: NDArray[np.int64], num_values: int) -> NDArray[np.int64]:
+    """Return the places of ``values``, whole numbers below ``num_values``, by value; equal ones stay in order."""
+    if num_values <= 2**16:
+        return np.argsort(values.astype(np.uint16), kind="stable")  # a radix sort, 4 times as fast
+    return np.argsort(values, kind="stable")
 
 
 class Quotas(NamedTuple):
