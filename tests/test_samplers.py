@@ -28,7 +28,7 @@ from aioload.samplers import (
 from aioload.samplers.base import growing
 from aioload.samplers.seekable import JSON
 
-deterministic = settings(deadline=None, derandomize=True, max_examples=100)
+deterministic = settings(deadline=None, derandomize=True, max_examples=50)
 
 Make: TypeAlias = Callable[[], SeekableSampler[Any]]
 

@@ -15,7 +15,7 @@ from aioload.samplers import InfiniteSampler, ShuffleSampler, WeightedSampler
 from aioload.samplers.infinite import by_pass
 from aioload.samplers.weighted import draw, running_sums
 
-deterministic = settings(deadline=None, derandomize=True, max_examples=50)
+deterministic = settings(deadline=None, derandomize=True, max_examples=30)
 
 
 def test_samples_are_drawn_as_often_as_their_weight_says() -> None:

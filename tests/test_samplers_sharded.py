@@ -16,7 +16,7 @@ from aioload.errors import ArgumentError
 from aioload.samplers import ShardedSampler, ShuffleSampler, StratifiedBatchSampler
 from aioload.samplers.sharded import Uneven, process_group
 
-deterministic = settings(deadline=None, derandomize=True, max_examples=40)
+deterministic = settings(deadline=None, derandomize=True, max_examples=25)
 sizes, ranks = st.integers(0, 40), st.integers(1, 9)
 
 

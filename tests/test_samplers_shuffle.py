@@ -2,7 +2,7 @@
 
 import tracemalloc
 from collections import Counter
-from itertools import islice, permutations
+from itertools import chain, islice, permutations
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ LIMIT = 4.5
 
 def orders(size: int, *, seeds: range = range(1), epochs: range = range(1)) -> NDArray[np.int64]:
     """Return one order a row."""
-    rows = [list(ShuffleSampler(size, seed).iter_from(epoch, 0)) for seed in seeds for epoch in epochs]
-    return np.array(rows, dtype=np.int64)
+    items = (ShuffleSampler(size, seed).iter_from(epoch, 0) for seed in seeds for epoch in epochs)
+    return np.fromiter(chain.from_iterable(items), np.int64).reshape(-1, size)
 
 
 def surprise(counts: NDArray[Any], degrees: int | None = None) -> float:
@@ -32,7 +32,7 @@ def surprise(counts: NDArray[Any], degrees: int | None = None) -> float:
 
 
 def test_every_index_once() -> None:
-    for size in [*range(71), 127, 128, 257, 1000, 4095, 4096, 4097, 4099, 4900, 8191, 8192, 65536, 65537, 99991]:
+    for size in [*range(71), 127, 128, 1000, 4095, 4096, 4097, 4099, 4900, 8192, 65537]:
         for epoch in (0, 7):
             order = np.fromiter(ShuffleSampler(size, seed=size).iter_from(epoch, 0), np.int64, size)
             assert np.array_equal(np.sort(order), np.arange(size))
@@ -45,7 +45,7 @@ def test_the_network_is_a_permutation_of_few_as_well(monkeypatch: pytest.MonkeyP
 
 
 def test_all_orders_of_four_are_equally_likely() -> None:
-    for rows in (orders(4, seeds=range(2400)), orders(4, epochs=range(2400))):
+    for rows in (orders(4, seeds=range(1200)), orders(4, epochs=range(1200))):
         seen = Counter(map(tuple, rows.tolist()))
         counts = np.array([seen[order] for order in permutations(range(4))])
         assert counts.sum() == len(rows)
@@ -55,7 +55,7 @@ def test_all_orders_of_four_are_equally_likely() -> None:
 @pytest.mark.parametrize("size", [7, 32, 4900])
 def test_every_index_is_anywhere_equally_often(size: int) -> None:
     num_cells = min(size, 49)
-    for arguments in ({"seeds": range(200)}, {"epochs": range(200)}):
+    for arguments in ({"seeds": range(120)}, {"epochs": range(120)}):
         rows = orders(size, **arguments)
         cells = (np.arange(size) * num_cells // size) * num_cells + rows * num_cells // size
         counts = np.bincount(cells.ravel(), minlength=num_cells**2)
@@ -77,7 +77,7 @@ def test_neighbours_and_those_further_off_differ_by_anything() -> None:
 
 @pytest.mark.parametrize("size", [50, 4900])
 def test_as_many_stay_in_place_as_chance_has_it(size: int) -> None:
-    stay = (orders(size, seeds=range(300)) == np.arange(size)).sum(axis=1)
+    stay = (orders(size, seeds=range(200)) == np.arange(size)).sum(axis=1)
     assert poisson_surprise(stay) < LIMIT
 
 
@@ -91,9 +91,9 @@ def poisson_surprise(counts: NDArray[Any]) -> float:
 
 @pytest.mark.parametrize("size", [50, 4900])
 def test_epochs_and_seeds_have_nothing_to_do_with_each_other(size: int) -> None:
-    by_epoch = orders(size, seeds=range(3, 4), epochs=range(150))
-    by_seed = orders(size, seeds=range(154))
-    by_high_bits = orders(size, seeds=range(0, 2**63, 2**56))
+    by_epoch = orders(size, seeds=range(3, 4), epochs=range(100))
+    by_seed = orders(size, seeds=range(104))
+    by_high_bits = orders(size, seeds=range(0, 2**63, 2**57))
     for rows in (by_epoch, by_seed, by_high_bits):
         assert poisson_surprise((rows[1:] == rows[:-1]).sum(axis=1)) < LIMIT
         steps = (rows[1:] - rows[:-1]) % size
