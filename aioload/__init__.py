@@ -3,18 +3,36 @@
 from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, error_context
 from aioload.loader import DataLoader
+from aioload.randomness import sample_rng
+from aioload.samplers import (
+    BucketBatchSampler,
+    InfiniteSampler,
+    ShardedSampler,
+    ShuffleSampler,
+    StratifiedBatchSampler,
+    WeightedSampler,
+)
 from aioload.stats import LoaderStats
+from aioload.workers import get_worker_info
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AioloadError",
+    "BucketBatchSampler",
     "DataLoader",
     "Dataset",
     "ErrorContext",
     "FileDataset",
     "ImageFolder",
+    "InfiniteSampler",
     "LoaderStats",
+    "ShardedSampler",
+    "ShuffleSampler",
+    "StratifiedBatchSampler",
     "TensorDataset",
+    "WeightedSampler",
     "error_context",
+    "get_worker_info",
+    "sample_rng",
 ]

@@ -93,6 +93,14 @@ class EngineError(AioloadError, RuntimeError):
     """The loader's own machinery failed; the cause says how. Please report it."""
 
 
+class NoSampleError(AioloadError, RuntimeError):
+    """``sample_rng()`` was called where no sample is known; the message says what to do."""
+
+
+class StateError(AioloadError, ValueError):
+    """A saved state does not fit the loader it is given to; the message lists the differences."""
+
+
 class DatasetNotFoundError(AioloadError, FileNotFoundError):
     """A folder does not hold the files a dataset is made of; the message says what was found instead."""
 

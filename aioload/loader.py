@@ -1,7 +1,9 @@
 """The loader: torch's DataLoader by its arguments and attributes, our engine by its work."""
 
+import functools
 import os
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -9,20 +11,26 @@ import torch.utils.data as torch_data
 
 from aioload.collate import rows_allowed
 from aioload.copier import resolve_device
-from aioload.engine import aside, window
+from aioload.engine import aside, resume, window
+from aioload.engine.epochs import Epochs, innermost
 from aioload.engine.memory import available_bytes
+from aioload.engine.passes import Pass
 from aioload.engine.runtime import Plan, Runtime
 from aioload.engine.settings import Settings
-from aioload.engine.source import Kind, Source
+from aioload.engine.source import Kind, kind_of
 from aioload.errors import ArgumentError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
+from aioload.samplers import ShuffleSampler
 from aioload.stats import LoaderStats
 from aioload.types import MapDataset, StagedDataset
+from aioload.workers import answer_for_torch
 
 T_co = TypeVar("T_co", covariant=True)
 
 SLOW_AFTER_S = 30.0
 """A batch that is waited for longer than this is logged, with what is missing, once a wait."""
+
+_FIXED = frozenset({"device", "iterable_workers", "seed"})
 
 _MEMORY_SHARE = 4
 """The batches ahead of the consumer may fill one part in this many of the memory that is available."""
@@ -49,8 +57,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         pin_memory: Whether CPU batches are in page-locked memory. Where there is no accelerator this does nothing.
         drop_last: Whether an incomplete last batch is left out.
         timeout: Seconds to wait for a batch before :class:`~aioload.errors.LoaderTimeoutError`; 0 waits for ever.
-        worker_init_fn: Called with its number in each of the ``num_workers`` threads before its first sample.
-        multiprocessing_context: Not supported: there are no worker processes.
+        worker_init_fn: Called with its number in each of the ``num_workers`` threads before its first sample; for an
+            iterable dataset, once for each of its ``iterable_workers``.
+        multiprocessing_context: Checked and kept, and without effect: there are no worker processes.
         generator: Source of the random order.
         prefetch_factor: Batches loaded ahead per worker thread, so ``prefetch_factor * num_workers`` in all. More
             where that would be fewer samples than ``num_concurrent_reads``, fewer where batches ahead would
@@ -58,18 +67,22 @@ class DataLoader(torch_data.DataLoader[T_co]):
         persistent_workers: Whether threads outlive a pass. The next pass then begins to load while the present
             one ends, if the sampler is one of torch's. It begins anew if by then a generator, the sampler,
             dataset or collate_fn, or what they are made of, has changed (of large arrays a part is looked at).
-        pin_memory_device: Not supported; the current accelerator is used.
+        pin_memory_device: Kept and without effect, as in torch; the current accelerator is used.
         in_order: Whether batches come in the sampler's order; ``False`` yields each when it is ready.
         device: Where batches arrive. For a CUDA device the copy runs on a stream of the loader's own, and the
             stream that is current at ``next()`` waits for it, not the host.
-        seed: Not supported yet.
+        seed: Fixes the order of ``shuffle=True``, which is then that of a :class:`~aioload.samplers.ShuffleSampler`,
+            and what :func:`~aioload.randomness.sample_rng` gives, from 0 to 2**64 - 1. Without it both follow from
+            torch's generators, as in torch.
         num_concurrent_reads: Reads in flight over all batches, for datasets with ``location`` and ``decode``, or
             samples awaited at once for async ones. Fewer are under way when they are so short that threads
             would only contend for the interpreter.
+        iterable_workers: Iterators over an ``IterableDataset``, which see the worker numbers 0 to
+            ``iterable_workers - 1`` and must each yield a part of it, as for torch's workers. Each of several goes
+            over a deep copy. They take turns, batch by batch.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
-        NotImplementedError: An argument's meaning has not been built yet.
         ValueError: As torch's own DataLoader.
     """
 
@@ -96,8 +109,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         device: Any = None,
         seed: int | None = None,
         num_concurrent_reads: int = 32,
+        iterable_workers: int = 1,
     ) -> None:
-        _refuse_unbuilt(multiprocessing_context=multiprocessing_context, seed=seed, pin_memory_device=pin_memory_device)
         if num_workers is None:
             num_workers = usable_cores()
         if num_workers == 0 and timeout > 0:
@@ -106,6 +119,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if not isinstance(num_concurrent_reads, int) or num_concurrent_reads < 1:
             message = f"num_concurrent_reads needs a whole number from 1 up; got {num_concurrent_reads!r}."
             raise ArgumentError(message)
+        _check_iterable_workers(iterable_workers, dataset)
+        if seed is not None:
+            _check_seed(seed, generator)
+            if shuffle and sampler is None and batch_sampler is None and not _is_iterable(dataset):
+                sampler, shuffle = ShuffleSampler(cast("Any", dataset), seed), None
         # torch knows prefetch_factor only beside workers; 2 is our default and so cannot be told from "not given".
         factor = None if num_workers == 0 and prefetch_factor == 2 else prefetch_factor
         super().__init__(
@@ -120,24 +138,44 @@ class DataLoader(torch_data.DataLoader[T_co]):
             drop_last,
             timeout,
             worker_init_fn,
-            None,
+            multiprocessing_context,
             generator,
             prefetch_factor=factor,
             persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if multiprocessing_context is not None:
+            _say_once_that_there_are_no_processes()
         self.device = resolve_device(device)
-        self.seed = seed
         self.num_concurrent_reads = num_concurrent_reads
+        self.seed, self.iterable_workers = seed, iterable_workers
         self._runtimes: dict[int, Runtime] = {}  # by process: a forked child makes its own
+        self._epochs = Epochs()
+        self._epoch_was_set = False
+        self._latest: resume.Record | None = None  # of the pass that began last, unless an epoch was set since
+        self._saved: dict[str, Any] | None = None  # a loaded state that no pass has gone on with yet
+        self._is_fixed = True
+        answer_for_torch()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless it is one that passes, or saved states, depend on.
+
+        Raises:
+            ValueError: As torch's DataLoader, and for ``device``, ``seed`` and ``iterable_workers``.
+        """
+        if name in _FIXED and self.__dict__.get("_is_fixed", False):
+            message = f"{name} attribute should not be set after {type(self).__name__} is initialized"
+            raise ArgumentError(message)
+        super().__setattr__(name, value)
 
     def __iter__(self) -> "BatchIterator":  # type: ignore[override]  # torch declares its own iterator class
-        """Begin a new pass, and start to load."""
-        return BatchIterator(self, self._runtime().begin(self._plan()))
+        """Begin a new pass, or go on with the one whose state was loaded, and start to load."""
+        return BatchIterator(self, self._begin())
 
     def __aiter__(self) -> "AsyncBatchIterator":
-        """Begin a new pass for a coroutine; loading starts with the first ``await``."""
-        return AsyncBatchIterator(self, self._runtime().begin(self._plan()))
+        """Begin a new pass for a coroutine, as :meth:`__iter__`; loading starts with the first ``await``."""
+        return AsyncBatchIterator(self, self._begin())
 
     def __enter__(self) -> "DataLoader[T_co]":
         return self
@@ -166,15 +204,126 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Return what has been loaded, and where the time went, since the loader was made."""
         return self._runtime().stats()
 
+    @property
+    def declared_items(self) -> int | None:
+        """What an iterable dataset said that its length is, if ``len(loader)`` has asked it."""
+        return self._IterableDataset_len_called
+
+    @property
+    def num_yielded(self) -> int:
+        """Batches of the present epoch that have been handed out, before a resume too; 0 between epochs."""
+        if self._saved is not None:
+            return int(self._saved["num_yielded"])
+        return 0 if self._latest is None or self._latest.position.is_over else self._latest.position.num_yielded
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of ``epoch``, and tell the sampler and the dataset where they have a ``set_epoch``.
+
+        Epochs count by themselves otherwise. A loaded state of this very epoch is still gone on with; one of another
+        epoch is dropped.
+
+        Raises:
+            ArgumentError: ``epoch`` is no whole number from 0 up.
+        """
+        if not isinstance(epoch, int) or epoch < 0:
+            message = f"set_epoch needs a whole number from 0 up; got {epoch!r}."
+            raise ArgumentError(message)
+        self._tell_epoch(epoch)
+        self._latest, self._epoch_was_set = None, True
+        if self._saved is not None and self._saved["epoch"] != epoch:
+            self._saved = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the pass that began last is, to go on from there in this loader or in another, elsewhere.
+
+        It counts the batches that have been handed out; what was loaded ahead of them will be loaded again. To be
+        called between two ``next()``, or between epochs: then it is the start of the next one. It can be written as
+        JSON, unless a sampler or dataset with a ``state_dict`` of its own puts something else into it, and takes a few
+        hundred bytes for aioload's samplers and torch's; about 3 KB more for each ``torch.Generator`` that has been
+        drawn from.
+
+        torch's global generator is not in it. Where epochs are shuffled by it (no ``seed``, no ``generator``), the
+        order of this epoch comes back, and that of later ones if you save ``torch.get_rng_state()`` as well.
+        """
+        if self._saved is not None:
+            return resume.checked(self._saved, self._saved["fits"])
+        if self._latest is not None and not self._latest.position.is_over:
+            return self.state_of(self._latest)
+        sampler = self._index_sampler
+        start = resume.start_of(
+            self._epochs.next(sampler),
+            self.dataset,
+            sampler,
+            self.generator,
+            num_lanes=self.iterable_workers,
+            base_seed=self._latest.base_seed if self._latest is not None and self.persistent_workers else None,
+        )
+        return self._completed(start)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Make the next ``iter()`` go on where a state was saved, with the very next batch.
+
+        Neither the number of workers nor of reads matters. Samplers that can begin anywhere, aioload's own and
+        torch's sequential one, do so at once; torch's others draw their indices again. No sample of the batches before
+        is loaded, except from an iterable dataset without ``state_dict`` and ``load_state_dict``, with a warning.
+
+        Raises:
+            StateError: The state does not fit (another length of the dataset, batch size, sampler, seed); the message
+                lists the differences. It is a ``ValueError``.
+        """
+        saved = resume.checked(state_dict, self._fits())
+        if saved.get("epoch_was_set"):
+            self._tell_epoch(saved["epoch"])
+            self._epoch_was_set = True
+        self._saved, self._latest = saved, None
+
+    def state_of(self, record: resume.Record) -> dict[str, Any]:
+        """Return the state of one pass; see ``state_dict()`` of the iterators."""
+        return self._completed(record.state())
+
     def check_worker_number_rationality(self) -> None:
         """Do nothing: torch warns of too many worker processes here, and threads are not that."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments; nothing that is under way travels."""
-        return {**self.__dict__, "_runtimes": {}}
+        return {**self.__dict__, "_runtimes": {}, "_latest": None}
 
     def _get_iterator(self) -> Any:
         return iter(self)
+
+    def _begin(self) -> Pass:
+        saved = self._saved
+        if saved is not None and (num_items := resume.num_items_again(saved)):
+            warnings.warn(
+                f"{type(self.dataset).__name__} has no state_dict and load_state_dict, so the {num_items} items before "
+                "the saved place are loaded again and dropped.",
+                UserWarning,
+                stacklevel=3,  # the line of the loop
+            )
+        new = self._runtime().begin(self._plan(), saved)
+        self._saved, self._latest = None, new.run.record
+        return new
+
+    def _tell_epoch(self, epoch: int) -> None:
+        sampler = self._index_sampler
+        inner = innermost(sampler)
+        self._epochs.set(epoch, *([inner] if inner is sampler else [inner, sampler]), self.dataset)
+
+    def _fits(self) -> dict[str, Any]:
+        found: dict[str, Any] = resume.what_must_fit(
+            self.dataset,
+            self._index_sampler,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            seed=self.seed,
+            iterable_workers=self.iterable_workers,
+        )
+        return found
+
+    def _completed(self, state: dict[str, Any]) -> dict[str, Any]:
+        if self._epoch_was_set:
+            state["epoch_was_set"] = True
+        return {"version": resume.VERSION, **state, "fits": self._fits()}
 
     def _runtime(self) -> Runtime:
         runtime = self._runtimes.get(os.getpid())
@@ -188,7 +337,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _plan(self) -> Plan:
         batched = self._auto_collation
         by_rows = batched and self.num_workers > 0 and rows_allowed(self.collate_fn)
-        kind = Source(self.dataset, batched=batched, by_rows=by_rows).kind
+        kind = kind_of(self.dataset, batched=batched, by_rows=by_rows)
         max_batches = window.max_batches(
             prefetch_factor=self.prefetch_factor or 0,
             num_workers=self.num_workers,
@@ -202,8 +351,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
             device=self.device,
             num_workers=self.num_workers,
             num_concurrent_reads=self.num_concurrent_reads,
+            iterable_workers=self.iterable_workers,
             persistent=self.persistent_workers,
             worker_init_fn=self.worker_init_fn,
+            seed=self.seed,
+            epochs=self._epochs,
             settings=Settings(
                 collate_fn=self.collate_fn,
                 batched=batched,
@@ -229,8 +381,35 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _refuse_unbuilt(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None and value != "":
-            message = f"{name}={value!r}: this argument has no effect yet. Leave it out."
-            raise NotImplementedError(message)
+def _is_iterable(dataset: Any) -> bool:
+    return isinstance(dataset, torch_data.IterableDataset)
+
+
+def _check_seed(seed: Any, generator: torch.Generator | None) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        message = f"seed needs a whole number from 0 to 2**64 - 1; got {seed!r}."
+        raise ArgumentError(message)
+    if generator is not None:
+        message = f"seed={seed!r} fixes the order by itself, and so does generator. Leave one of them out."
+        raise ArgumentError(message)
+
+
+def _check_iterable_workers(iterable_workers: Any, dataset: Any) -> None:
+    if isinstance(iterable_workers, bool) or not isinstance(iterable_workers, int) or iterable_workers < 1:
+        message = f"iterable_workers needs a whole number from 1 up; got {iterable_workers!r}."
+        raise ArgumentError(message)
+    if iterable_workers > 1 and not _is_iterable(dataset):
+        message = (
+            f"iterable_workers={iterable_workers} is for an IterableDataset; got {type(dataset).__name__}, whose "
+            "samples num_workers threads load. Leave it out."
+        )
+        raise ArgumentError(message)
+
+
+@functools.cache
+def _say_once_that_there_are_no_processes() -> None:
+    warnings.warn(
+        "multiprocessing_context has no effect: aioload has no worker processes, and num_workers counts threads.",
+        UserWarning,
+        stacklevel=3,  # the line that makes the loader
+    )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
+from aioload.context import PassContext
 from aioload.engine.batch import Batch, BatchState
 from aioload.engine.recipe import Recipe
 from aioload.errors import CollateError, ErrorContext
@@ -21,6 +22,7 @@ from aioload.testing import Gates
 
 def make_recipe(ring: Ring) -> Recipe:
     return Recipe(
+        context=PassContext(None, 1, 0, None, 0),
         collate_fn=default_collate,
         batched=True,
         by_rows=True,

@@ -12,7 +12,7 @@ import torch
 from failing import AsyncNumbers, IterableNumbers, ManyNumbers, MapNumbers
 from outcomes import of_iterator
 
-from aioload import DataLoader, FileDataset, TensorDataset, error_context
+from aioload import DataLoader, ErrorContext, FileDataset, TensorDataset, error_context
 from aioload.engine import staged
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles, GatedItems, Gates
 
@@ -139,10 +139,9 @@ class Beginnings:
 GATED: list[Callable[[Path], Any]] = [
     lambda _: GatedDataset(4, opened=True),
     lambda _: AsyncGatedDataset(4, opened=True),
-    lambda _: GatedItems(4, opened=True),
     lambda folder: GatedFiles(folder, 4, opened=True),
 ]
-every_kind = pytest.mark.parametrize("make", GATED, ids=["map", "async", "items", "files"])
+every_kind = pytest.mark.parametrize("make", GATED, ids=["map", "async", "files"])
 
 
 @every_kind
@@ -179,6 +178,19 @@ async def test_it_is_not_lost_by_a_coroutine_either(make: Callable[[Path], Any],
             begin.gates.open("worker 2")
             with pytest.raises(BrokenError):
                 await first
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_it_comes_first_where_it_begins_an_iterable_dataset(persistent: bool) -> None:
+    begin = Beginnings()
+    begin.gates.fail("worker 0", begin.error)
+    with (
+        GatedItems(4, opened=True) as dataset,
+        DataLoader(dataset, num_workers=3, worker_init_fn=begin, persistent_workers=persistent) as loader,
+    ):
+        assert of_iterator(iter(loader)) == [begin.error]
+        assert error_context(begin.error) == ErrorContext(None, None, "worker_init_fn")
+        assert set(dataset.gates.started) == set()
 
 
 def test_it_is_not_lost_where_rows_are_gathered_without_threads() -> None:

@@ -13,7 +13,22 @@ import aioload
 PACKAGE = Path(aioload.__file__).parent
 
 ORDER = [
-    *("errors", "types", "stats", "readers", "datasets", "leaf", "structure", "layout", "diagnosis", "collate"),
+    *(
+        "errors",
+        "types",
+        "stats",
+        "context",
+        "randomness",
+        "workers",
+        "samplers",
+        "readers",
+        "datasets",
+        "leaf",
+        "structure",
+        "layout",
+        "diagnosis",
+        "collate",
+    ),
     *("ring", "copier", "engine", "iterators", "loader", "testing", "__init__"),
 ]
 

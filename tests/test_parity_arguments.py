@@ -158,7 +158,11 @@ def refusal(kind: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+    "name",
+    [
+        *("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"),
+        *("device", "seed", "iterable_workers"),
+    ],
 )
 def test_what_cannot_be_set_afterwards(name: str) -> None:
     loader: DataLoader[Any] = DataLoader(range(5), num_workers=0)
@@ -169,9 +173,12 @@ def test_what_cannot_be_set_afterwards(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        ({"seed": 1}, NotImplementedError),
-        ({"multiprocessing_context": "fork"}, NotImplementedError),
-        ({"pin_memory_device": "cuda"}, NotImplementedError),
+        ({"seed": -1}, ArgumentError),
+        ({"seed": 1 << 64}, ArgumentError),
+        ({"seed": 1.0}, ArgumentError),
+        ({"seed": 1, "generator": torch.Generator()}, ArgumentError),
+        ({"iterable_workers": 0}, ArgumentError),
+        ({"iterable_workers": 2}, ArgumentError),
         ({"device": "meta"}, NotImplementedError),
         ({"device": "no such device"}, ArgumentError),
         ({"device": 3.5}, ArgumentError),
@@ -180,7 +187,7 @@ def test_what_cannot_be_set_afterwards(name: str) -> None:
         ({"num_concurrent_reads": 2.5}, ArgumentError),
         ({"no_such_argument": 1}, TypeError),
     ],
-    ids=str,
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
 def test_arguments_that_are_not_torchs(arguments: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind) as caught:

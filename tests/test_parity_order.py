@@ -21,6 +21,8 @@ from torch.utils.data import (
 
 from aioload import DataLoader
 
+pytestmark = pytest.mark.filterwarnings("ignore:This pass has the same order:UserWarning")  # of DistributedSampler
+
 Generator: TypeAlias = "torch.Generator | None"
 
 SIZE = 11

@@ -75,7 +75,7 @@ def test_loaders_that_are_dropped_take_their_memory_along(arguments: dict[str, A
 
     before = use(50)
     # The allocator keeps what it likes for a while; what leaks is there after every round, 200 MB more each time.
-    assert min(use(100) for _ in range(3)) - before < 30 * MB
+    assert min(use(100) for _ in range(3)) - before < 100 * MB
 
 
 @every_way
@@ -88,7 +88,7 @@ def test_epochs_do_not_add_up(arguments: dict[str, Any]) -> None:
             return resident_bytes()
 
         before = use(5)
-        assert min(use(10) for _ in range(3)) - before < 30 * MB
+        assert min(use(10) for _ in range(3)) - before < 100 * MB
     assert slots_in_use() == []
 
 

@@ -15,6 +15,7 @@ import torch.utils.data
 from oracle import by_async_for, by_for
 
 from aioload import DataLoader, FileDataset, TensorDataset
+from aioload.context import PassContext
 from aioload.engine.batch import Batch
 from aioload.engine.recipe import Recipe
 from aioload.layout import Layout
@@ -206,6 +207,7 @@ def test_other_threads_do_not_see_a_layout_before_a_sample_has_fitted(monkeypatc
     """They would write to a slot that may be given back at that moment."""
     ring = Ring(poison=POISON)
     recipe = Recipe(
+        context=PassContext(None, 1, 0, None, 0),
         collate_fn=torch.utils.data.default_collate,
         batched=True,
         by_rows=True,

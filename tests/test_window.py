@@ -165,23 +165,6 @@ def test_the_next_pass_does_not_begin_early_without_persistent_workers() -> None
         assert sorted(dataset.gates.started) == list(range(8))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_passes_that_begin_early_draw_the_same_as_others(shuffle: bool) -> None:
-    def epochs(persistent: bool) -> list[Any]:
-        generator = torch.Generator().manual_seed(3)
-        with DataLoader(
-            range(20),
-            batch_size=3,
-            shuffle=shuffle,
-            generator=generator,
-            num_workers=2,
-            persistent_workers=persistent,
-        ) as loader:
-            return [of_iterator(iter(loader)) for _ in range(4)]
-
-    assert epochs(persistent=True) == epochs(persistent=False)
-
-
 def test_a_pass_that_began_early_is_dropped_when_the_dataset_has_changed() -> None:
     dataset = GatedDataset(4, opened=True)
     with DataLoader(dataset, num_workers=1, persistent_workers=True) as loader:

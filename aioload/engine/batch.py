@@ -21,7 +21,9 @@ from typing import Any
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from aioload.collate import collate_samples, convert_sample, tensor_bytes
+from aioload.context import leave_sample
 from aioload.copier import Copied
+from aioload.engine.position import Place
 from aioload.engine.recipe import Recipe
 from aioload.errors import ErrorContext, describe_sample, safe_to_raise, strip
 from aioload.layout import Layout
@@ -55,6 +57,8 @@ class Batch:
         self.error: BaseException | None = None
         self.context: ErrorContext | None = None
         self.is_end = False  # an iterable dataset ended before this batch
+        self.is_skipped = False  # one of its lanes did
+        self.place: Place | None = None  # where it stands in the pass, for whoever resumes it
         self.copied: Copied | None = None  # where a copier has been at work
         self.slot: Slot | None = None
         self.layout: Layout | None = None
@@ -71,6 +75,11 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch {self.number} {self.state.value} {len(self._tokens)}/{len(self.indices)} left>"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no data for it."""
+        return self.is_end or self.is_skipped
 
     def wants(self, position: int) -> bool:
         """Whether it is worth loading this sample; if not, :meth:`drop` must be called instead."""
@@ -117,6 +126,12 @@ class Batch:
     def end(self) -> None:
         """Note that the dataset ended before this batch, and finish."""
         self.is_end = True
+        self.state = BatchState.DONE
+        self._on_done(self)
+
+    def skip(self) -> None:
+        """Note that there is nothing in this batch, though there may be in later ones, and finish."""
+        self.is_skipped = True
         self.state = BatchState.DONE
         self._on_done(self)
 
@@ -285,6 +300,7 @@ class Batch:
         else:
             samples = [self._sample(position) for position in range(len(self.indices))]
         self._release_slot()
+        leave_sample()
         if recipe.batched:
             self.result = collate_samples(recipe.collate_fn, samples, self.describe)
         else:

@@ -30,7 +30,7 @@ class Delivery:
                 batch.discard()
                 return
             for leaving in self._order.add(batch):
-                if self._copier is not None and leaving.error is None and not leaving.is_end:
+                if self._copier is not None and leaving.error is None and not leaving.is_empty:
                     _copy(leaving, self._copier)
                 self._handoff.put(leaving)
         except BaseException as exc:

@@ -8,6 +8,7 @@ import time
 from types import CoroutineType
 from typing import Any, Protocol
 
+from aioload.context import HERE, Stage
 from aioload.engine.batch import Batch
 from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.source import Source, refuse_coroutine
@@ -50,7 +51,7 @@ class SampleFetcher:
 
     def __init__(self, source: Source, decode: ThreadPool, gate: Gate) -> None:
         self._source, self._pool, self._gate = source, decode, gate
-        self._samples = source.samples
+        self._samples, self._context = source.samples, source.context
 
     def submit(self, batch: Batch) -> None:
         """Queue a job per sample."""
@@ -68,8 +69,10 @@ class SampleFetcher:
         if self._gate.is_narrow and batch.number >= self._gate.horizon:
             self._gate.hold((self._fetch, batch, position, None))
             return
+        index = batch.indices[position]
+        HERE.set((self._context, index, Stage.SAMPLE, worker.number))
         try:
-            sample = self._samples[batch.indices[position]]
+            sample = self._samples[index]
             if type(sample) is CoroutineType:
                 refuse_coroutine(sample, self._samples, "__getitem__")
         except BaseException as exc:
@@ -107,8 +110,10 @@ class AsyncFetcher:
             return
         tally.reads_in_flight += 1
         started = time.perf_counter()
+        index = batch.indices[position]
+        HERE.set((self._source.context, index, Stage.SAMPLE, 0))
         try:
-            sample = await self._source.samples[batch.indices[position]]
+            sample = await self._source.samples[index]
         except BaseException as exc:
             if isinstance(exc, asyncio.CancelledError) and self._tasks.closed:
                 raise  # the loader stops; this is not the dataset's doing
@@ -117,6 +122,7 @@ class AsyncFetcher:
         finally:
             tally.reads_in_flight -= 1
             tally.decode_s += time.perf_counter() - started
+            HERE.set(None)
         started = time.perf_counter()
         complete = batch.add(position, sample)
         tally.collate_s += time.perf_counter() - started
@@ -144,6 +150,7 @@ def submit_if_empty(batch: Batch, pool: ThreadPool) -> None:
 
 
 def _finish(worker: Worker, batch: Batch, _: None, __: None) -> None:
+    HERE.set((batch.recipe.context, None, Stage.BATCH, worker.number))
     batch.finish(worker.tally)
     lap_collate(worker)
 

@@ -5,12 +5,14 @@ Samplers draw from generators that the training step may use as well. Drawing a 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.utils.data import (
     BatchSampler,
+    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -18,7 +20,11 @@ from torch.utils.data import (
 )
 
 from aioload.engine.appearance import Appearance
+from aioload.engine.cursors import cursor_for, draw_base_seed
+from aioload.engine.epochs import innermost
+from aioload.engine.position import Place, Progress, as_ranges, from_ranges
 from aioload.errors import ErrorContext, annotate, safe_to_raise
+from aioload.samplers import Seekable
 
 _STATELESS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -29,18 +35,39 @@ class IndexStream:
     Args:
         sampler: The loader's batch sampler, or its sampler where samples are not batched.
         generator: The loader's generator.
+        epoch: The number of the pass.
         base_seed: That of workers which live already; new ones get theirs from the generator, as torch's do.
+        saved: Where another pass was, by its state, to go on behind it.
     """
 
-    def __init__(self, sampler: Any, generator: torch.Generator | None, base_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        generator: torch.Generator | None,
+        *,
+        epoch: int = 0,
+        base_seed: int | None = None,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        saved = saved or {}
+        self.epoch = epoch
+        self.place = Place(0, saved.get("num_done", 0), None)
+        """That of the entry drawn last."""
+        self.progress = Progress(self.place.number, from_ranges(saved.get("ahead", ())))
+        """Where the consumer begins; for whoever counts what it gets."""
+        self._next = self.place.number
+        self.num_drawn = saved.get("sampler", {}).get("num_drawn", self._next)
+        self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
+        base_seed = saved.get("base_seed", base_seed)
+        self._cursor = cursor_for(sampler, generator, epoch=epoch, seeds=base_seed is None)
+        self._draws_on_cpu = type(innermost(sampler)) in (*_STATELESS, DistributedSampler)
         try:
-            self._entries: Iterator[Any] = iter(sampler)
+            with self._device():
+                self._entries = self._cursor.begin(saved.get("sampler"), self._next)
         except BaseException as exc:
             annotate(exc, ErrorContext(None, None, "sampler"))
             raise
-        if base_seed is None:
-            base_seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
-        self.base_seed = base_seed
+        self.base_seed = draw_base_seed(generator) if base_seed is None else base_seed
 
     def draw(self, *, batched: bool) -> list[Any]:
         """Return the indices of the next batch; one where samples are not ``batched``.
@@ -49,7 +76,14 @@ class IndexStream:
             StopIteration: There are no more.
             BaseException: What the sampler raised.
         """
-        entry = next(self._entries)
+        while True:
+            with self._device():
+                entry = next(self._entries)
+            number, self._next = self._next, self._next + 1
+            self.num_drawn = max(self.num_drawn, self._next)
+            if number not in self._skipped:
+                break
+        self.place = Place(0, number, self._cursor.mark())
         if not batched:
             return [entry]
         try:
@@ -57,21 +91,39 @@ class IndexStream:
         except StopIteration as exc:
             raise safe_to_raise(exc) from exc
 
+    def _device(self) -> AbstractContextManager[Any]:
+        """Have torch's samplers draw on the CPU, for which their generators are, whatever the default device is."""
+        if self._draws_on_cpu and torch.get_default_device().type != "cpu":
+            return torch.device("cpu")
+        return contextlib.nullcontext()
+
+    def state(self, progress: Progress) -> dict[str, Any]:
+        """Return, for JSON, what :class:`IndexStream` needs to go on behind what has been handed out."""
+        state: dict[str, Any] = {
+            "num_done": progress.done,
+            "base_seed": self.base_seed,
+            "sampler": self._cursor.state(progress.done, self.num_drawn, progress.mark),
+        }
+        if progress.ahead:
+            state["ahead"] = as_ranges(progress.ahead)
+        return state
+
 
 def can_run_ahead(sampler: Any) -> bool:
     """Whether a second pass over ``sampler`` may begin before the first is over.
 
-    True for torch's own samplers, whose only state is the generator they draw from.
+    True for our own samplers and torch's, whose only state is the generator they draw from.
     """
     if type(sampler) is BatchSampler:
         sampler = sampler.sampler
-    return type(sampler) in _STATELESS
+    return type(sampler) in _STATELESS or isinstance(sampler, Seekable)
 
 
 class Lookahead:
     """What a pass that began early depends on, so that it can be dropped if any of it has changed since.
 
     Args:
+        epoch: The number of the pass.
         sampler: The loader's batch sampler, or its sampler.
         generator: The loader's generator.
         others: What else samples depend on: the dataset, and what makes batches of them.
@@ -80,7 +132,8 @@ class Lookahead:
     else draws from them, or seeds them, sees the numbers they would see without a look-ahead.
     """
 
-    def __init__(self, sampler: Any, generator: torch.Generator | None, *others: Any) -> None:
+    def __init__(self, epoch: int, sampler: Any, generator: torch.Generator | None, *others: Any) -> None:
+        self.epoch = epoch
         inner = sampler.sampler if type(sampler) is BatchSampler else sampler
         own = getattr(inner, "generator", None)
         self._generators = [g for g in (torch.default_generator, generator, own) if g is not None]
@@ -100,9 +153,9 @@ class Lookahead:
             self._after = self._states()
             self._restore(present)
 
-    def take_up(self) -> bool:
-        """Make the draws count and return True, or return False if something has changed."""
-        if not all(torch.equal(a, b) for a, b in zip(self._states(), self._before, strict=True)):
+    def take_up(self, epoch: int) -> bool:
+        """Make the draws count and return True, or return False if something has changed, ``epoch`` too."""
+        if epoch != self.epoch or not all(torch.equal(a, b) for a, b in zip(self._states(), self._before, strict=True)):
             return False
         if not self._appearance.is_still(*self._objects):
             return False

@@ -1,20 +1,19 @@
 """Inline: a pass without threads and without look-ahead, all of it in the consumer's thread, for debugging."""
 
 import asyncio
-import dis
-import functools
-import signal
-import sys
 import threading
 from collections import deque
-from types import CodeType, CoroutineType
+from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any
 
 from aioload.collate import collate_samples, convert_sample
+from aioload.context import HERE, Stage, leave_sample
 from aioload.copier import Copier
 from aioload.engine import aside
 from aioload.engine.indices import IndexStream
 from aioload.engine.portal import Portal
+from aioload.engine.position import Place
 from aioload.engine.settings import Answer, Settings
 from aioload.engine.source import Kind, Source, refuse_coroutine
 from aioload.errors import (
@@ -28,7 +27,14 @@ from aioload.errors import (
 )
 from aioload.stats import Tally
 
-_RAISE = bytes([dis.opmap["RAISE_VARARGS"]])
+
+@dataclass(slots=True)
+class Drawn:
+    """A batch under way: its indices, its place in the pass, and its samples once they are there."""
+
+    indices: list[Any]
+    place: Place | None
+    samples: Any = None
 
 
 class InlineRun:
@@ -43,16 +49,18 @@ class InlineRun:
         portal: Portal,
         copier: Copier | None,
         tally: Tally,
+        num_yielded: int = 0,
     ) -> None:
         self._settings, self._source, self._stream = settings, source, stream
         self._portal, self._copier, self._tally = portal, copier, tally
+        self.record = source.record(stream, num_yielded)
+        """How far the consumer is; it may outlive the run."""
         self.delivered = 0
         self.closed = False
         self._over = False
         self._lock = threading.Lock()  # one thread at a time draws indices
-        self._undone: deque[list[Any]] = deque()  # indices of calls that were interrupted
+        self._undone: deque[Drawn] = deque()  # of calls that were interrupted
         self._stream_error: BaseException | None = None
-        self._item_error: BaseException | None = None  # of an iterable dataset, after the items before it
 
     def start(self) -> None:
         """Do nothing: nothing is loaded before it is asked for."""
@@ -70,55 +78,72 @@ class InlineRun:
                 "Use 'async for', or num_workers=1 or more, which brings a loop of the loader's own."
             )
             raise RunningLoopError(message)
-        indices = self._next_indices()
-        if isinstance(indices, Answer):
-            return indices
+        drawn = self._next_indices()
+        if isinstance(drawn, Answer):
+            return drawn
         try:
-            return self._load_batch(indices)
-        except KeyboardInterrupt as exc:
-            if _is_of_signal(exc):
-                self._undone.append(indices)
+            if drawn.samples is None:
+                self._load_batch(drawn)
+            return Answer.OVER if self._over else self._deliver(drawn)
+        except BaseException as exc:
+            self._settle(drawn, is_undone=is_interrupt(exc))
             raise
+        finally:
+            HERE.set(None)
 
-    def _load_batch(self, indices: list[Any]) -> Any:
-        samples: list[Any] | None
+    def _load_batch(self, drawn: Drawn) -> None:
         if self._source.kind is Kind.ITERABLE:
-            samples = self._next_items(len(indices))
-            if samples is None:
-                return Answer.OVER
-            stop = self._source.stream.position
-            indices = list(range(stop - len(samples), stop))
+            self._load_items(drawn)
         elif self._source.kind is Kind.MANY:
-            with self._noting(list(indices), "fetch"):
-                samples = self._source.fetch_many(indices)
+            HERE.set((self._source.context, None, Stage.BATCH, None))
+            with self._noting(list(drawn.indices), "fetch"):
+                drawn.samples = self._source.fetch_many(drawn.indices)
         else:
-            samples = [self._load(index) for index in indices]
-        return self._deliver(samples, indices)
+            drawn.samples = [self._load(index) for index in drawn.indices]
+
+    def _load_items(self, drawn: Drawn) -> None:
+        """Take what comes next out of an iterable dataset, if anything does."""
+        while (lane := self._source.items.next_lane()) is not None:
+            with lane.lock:
+                try:
+                    items, position, drawn.place = lane.take(
+                        len(drawn.indices), whole=self._settings.batched and self._settings.drop_last
+                    )
+                except StopIteration:
+                    continue
+                except BaseException as exc:
+                    if not is_interrupt(exc):
+                        drawn.place = lane.place_of_error()
+                    with self._noting(lane.position, "fetch"):
+                        raise
+            drawn.samples, drawn.indices = items, list(range(position, position + len(items)))
+            return
+        self._over = self.record.position.is_over = True
+
+    def _settle(self, drawn: Drawn, *, is_undone: bool) -> None:
+        """Deal with a batch that the consumer does not get: now, or never."""
+        if is_undone:
+            self._undone.append(drawn)
+        else:
+            self.record.position.add(drawn.place)
 
     async def anext(self) -> Any:
         """As :meth:`next`; an async dataset is awaited on the running loop, any other one blocks it."""
         if self._source.kind is not Kind.ASYNC:
             return self.next()
-        indices = self._next_indices()
-        if isinstance(indices, Answer):
-            return indices
-        samples = []
+        drawn = self._next_indices()
+        if isinstance(drawn, Answer):
+            return drawn
         try:
-            for index in indices:
-                with self._noting(index, "fetch"):
-                    samples.append(await self._source.samples[index])
-            return self._deliver(samples, indices)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # else it is the dataset that raised it
-                self._undone.append(indices)
+            drawn.samples = [await self._awaited(index) for index in drawn.indices]
+            return self._deliver(drawn)
+        except BaseException as exc:
+            self._settle(drawn, is_undone=is_interrupt(exc) or _is_cancelled(exc))
             raise
-        except KeyboardInterrupt as exc:
-            if _is_of_signal(exc):
-                self._undone.append(indices)
-            raise
+        finally:
+            HERE.set(None)
 
-    def _next_indices(self) -> list[Any] | Answer:
+    def _next_indices(self) -> Drawn | Answer:
         with self._lock:
             if self._undone:
                 return self._undone.popleft()
@@ -128,7 +153,8 @@ class InlineRun:
                 message = "The loader was closed. Call iter(loader) for a new pass."
                 raise LoaderClosedError(message)
             try:
-                return self._stream.draw(batched=self._settings.batched)
+                indices = self._stream.draw(batched=self._settings.batched)
+                return Drawn(indices, None if self._source.kind is Kind.ITERABLE else self._stream.place)
             except StopIteration:
                 self._over = True
             except BaseException as exc:
@@ -138,6 +164,7 @@ class InlineRun:
             return self._finish()
 
     def _finish(self) -> Answer:
+        self.record.position.is_over = True
         error, self._stream_error = self._stream_error, None
         if error is None:
             return Answer.OVER
@@ -147,41 +174,21 @@ class InlineRun:
         finally:
             del error
 
-    def _next_items(self, count: int) -> list[Any] | None:
-        """Return the next items of an iterable dataset, ``None`` at its end."""
-        stream, whole = self._source.stream, self._settings.batched and self._settings.drop_last
-        with stream.lock:
-            try:
-                error, self._item_error = self._item_error, None
-                if error is not None:
-                    raise error
-                return stream.take(count, whole=whole)
-            except StopIteration:
-                self._over = True
-                return None
-            except BaseException as exc:
-                # The stream takes any KeyboardInterrupt here for Ctrl-C, and keeps the items before it.
-                if isinstance(exc, KeyboardInterrupt) and not _is_of_signal(exc):
-                    items = stream.take(0, whole=whole)
-                    if items and not whole:
-                        self._item_error = exc
-                        return items
-                with self._noting(stream.position, "fetch"):
-                    raise
-            finally:
-                error = None  # else its traceback refers to it by way of this frame
-
     def _load(self, index: Any) -> Any:
+        context, samples = self._source.context, self._source.samples
         if self._source.kind is Kind.STAGED:
+            HERE.set((context, index, Stage.LOCATION, None))
             with self._noting(index, "read"):
                 data = self._source.read(index)
             self._tally.bytes_read += len(data)
+            HERE.set((context, index, Stage.SAMPLE, None))
             with self._noting(index, "decode"):
-                return self._plain(self._source.samples.decode(data, index), "decode")
+                return self._plain(samples.decode(data, index), "decode")
+        if self._source.kind is Kind.ASYNC:
+            return self._portal.run_here(self._awaited(index))
+        HERE.set((context, index, Stage.SAMPLE, None))
         with self._noting(index, "fetch"):
-            if self._source.kind is Kind.ASYNC:
-                return self._portal.run_here(self._awaited(index))
-            return self._plain(self._source.samples[index], "__getitem__")
+            return self._plain(samples[index], "__getitem__")
 
     def _plain(self, sample: Any, method: str) -> Any:
         if type(sample) is CoroutineType:
@@ -189,17 +196,22 @@ class InlineRun:
         return sample
 
     async def _awaited(self, index: Any) -> Any:
-        return await self._source.samples[index]
+        HERE.set((self._source.context, index, Stage.SAMPLE, None))
+        with self._noting(index, "fetch"):
+            return await self._source.samples[index]
 
     def _noting(self, index: Any, stage: str) -> "_Noting":
         return _Noting(self._source, index, stage)
 
-    def _deliver(self, samples: Any, indices: list[Any]) -> Any:
+    def _deliver(self, drawn: Drawn) -> Any:
+        samples, indices = drawn.samples, drawn.indices
+
         def describe(position: int) -> str:
             index = indices[position] if position < len(indices) else None
             return describe_sample(index, None if index is None else self._source.locate(index))
 
         settings = self._settings
+        leave_sample()
         with self._noting(list(indices) if settings.batched else indices[0], "collate"):
             if settings.batched:
                 result = collate_samples(settings.collate_fn, samples, describe)
@@ -208,6 +220,7 @@ class InlineRun:
         if self._copier is not None:
             result = self._copier.move(result)
         self.delivered += 1
+        self.record.position.add(drawn.place)
         self._tally.samples += len(indices)
         self._tally.batches += 1
         return result
@@ -226,9 +239,9 @@ class _Noting:
         pass
 
     def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        if exc is None or _is_of_signal(exc):
+        if exc is None or is_interrupt(exc):
             return
-        where = None if isinstance(self._index, list) else self._locate()
+        where = None if isinstance(self._index, list) else self._source.locate(self._index)
         error = safe_to_raise(exc)
         annotate(error, ErrorContext(self._index, where, self._stage))
         if error is exc:
@@ -238,50 +251,8 @@ class _Noting:
         finally:
             del error
 
-    def _locate(self) -> Any:
-        try:
-            return self._source.locate(self._index)
-        except KeyboardInterrupt as exc:
-            if _is_of_signal(exc):
-                raise
-            return None
 
-
-def _is_of_signal(exc: BaseException | None) -> bool:
-    """Whether ``exc`` is Ctrl-C, or comes of it, and is not what the dataset raises of itself; in doubt it is."""
-    if exc is None or not is_interrupt(exc):
-        return False
-    for _ in range(100):  # a chain that somebody has made a ring of must not hold us up
-        if not isinstance(exc, KeyboardInterrupt):
-            return False
-        if not _has_raise_statement(exc):
-            return True
-        exc = exc.__context__
-    return True
-
-
-def _has_raise_statement(exc: BaseException) -> bool:
-    """Whether a ``raise`` outside of the standard library and of signal handlers has raised ``exc``.
-
-    Python calls handlers between instructions, and never from a ``raise``. The library's own one is C code, without
-    a frame; asyncio's makes the loop's runner raise.
-    """
-    handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
-    traceback, origin = exc.__traceback__, None
-    while traceback is not None:
-        if any(traceback.tb_frame.f_code is code for code in handlers):
-            return False
-        origin, traceback = traceback, traceback.tb_next
-    if origin is None:
-        return False
-    frame, position = origin.tb_frame, origin.tb_lasti
-    module = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return frame.f_code.co_code[position : position + 1] == _RAISE and module not in sys.stdlib_module_names
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    if not hasattr(handler, "__code__"):  # which a method has as well
-        handler = getattr(type(handler), "__call__", None)  # noqa: B004
-    return getattr(handler, "__code__", None)
+def _is_cancelled(exc: BaseException) -> bool:
+    """Whether it is the caller that has been cancelled, and not the dataset that raises this of itself."""
+    task = asyncio.current_task()
+    return isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
+from aioload.context import HERE
 from aioload.engine import tuner
 from aioload.stats import Ledger, Tally
 
@@ -182,6 +183,7 @@ class ThreadPool:
                 pass  # somebody is waking us up already
             else:
                 return
+        HERE.set(None)  # a parked thread keeps nothing alive
         worker.park.acquire()
 
     def _work(self, worker: Worker) -> None:
@@ -222,7 +224,7 @@ class ThreadPool:
             if ended == started:
                 ended = clock()
             self._last_job_ended = ended
-            del function, a, b, c  # a parked thread keeps nothing alive
+            del function, a, b, c
             # Several threads may add at once and lose a job: the mean does not suffer.
             self._num_jobs += worker.num_units
             self._jobs_s += ended - started

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from aioload.context import PassContext
 from aioload.layout import Layout
 from aioload.ring import Ring
 
@@ -11,6 +12,7 @@ class Recipe:
     """How the batches of one pass are made. ``layout`` is that of the batch seen last, shared by all.
 
     Args:
+        context: What the user's code is told of the pass.
         collate_fn: torch's default or the user's.
         batched: Whether samples are collated (``False``: ``batch_size=None``, one sample is the batch).
         by_rows: Whether samples may be written into rows of a slot.
@@ -24,6 +26,7 @@ class Recipe:
     def __init__(
         self,
         *,
+        context: PassContext,
         collate_fn: Callable[[Any], Any],
         batched: bool,
         by_rows: bool,
@@ -33,6 +36,7 @@ class Recipe:
         locate: Callable[[Any], Any],
         on_size: Callable[[int], None],
     ) -> None:
+        self.context = context
         self.collate_fn, self.batched, self.by_rows = collate_fn, batched, by_rows
         self.on_device, self.pin, self.ring = on_device, pin, ring
         self.locate, self.on_size = locate, on_size

@@ -21,7 +21,7 @@ from aioload.engine.indices import IndexStream
 from aioload.engine.patience import Patience, patience_for
 from aioload.engine.recipe import Recipe
 from aioload.engine.settings import Answer, Settings
-from aioload.engine.source import Source
+from aioload.engine.source import Kind, Source
 from aioload.engine.whole import GatherFetcher
 from aioload.engine.window import Window
 from aioload.errors import ErrorContext, ForkedIteratorError, annotate, safe_to_raise, strip
@@ -41,6 +41,7 @@ class Run:
         copier: Moves batches to the device, or ``None`` for the CPU.
         tally: Where the consumer's waiting is counted.
         max_batches: Batches it may be ahead for now (see :meth:`grant`).
+        num_yielded: Batches of this epoch that were handed out before, by another run.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Run:
         copier: Copier | None,
         tally: Tally,
         max_batches: int,
+        num_yielded: int = 0,
     ) -> None:
         self._settings, self._crew, self._stream = settings, crew, stream
         self._ring, self._tally = ring, tally
@@ -70,7 +72,11 @@ class Run:
         self._started = False
         self._undone: list[Any] | None = None  # indices drawn for a batch that has not been submitted
         self.on_exhausted: Callable[[int], None] | None = None
+        self._has_indices = source.kind is not Kind.ITERABLE
+        self.record = source.record(stream, num_yielded)
+        """How far the consumer is; it may outlive the run."""
         self._recipe = Recipe(
+            context=source.context,
             collate_fn=settings.collate_fn,
             batched=settings.batched,
             by_rows=settings.by_rows,
@@ -193,17 +199,22 @@ class Run:
         if self.closed and (self._total is None or self._window.delivered < self._total):
             self._handoff.peek()  # raises; a sampler may still have the lock
         with self._lock:
-            while True:
-                if self._total is not None and self._window.delivered >= self._total:
-                    return self._finish()
-                batch = self._handoff.peek()
-                if batch is None:
-                    return Answer.NOT_YET
-                if batch.is_end:
-                    self._total = batch.number if self._total is None else min(self._total, batch.number)
-                    self._handoff.pop()
-                    continue
-                break
+            batch = self._take_next()
+        if isinstance(batch, Batch):
+            self._window.release()
+        return batch
+
+    def _take_next(self) -> Batch | Answer:
+        while True:
+            if self._total is not None and self._window.delivered >= self._total:
+                return self._finish()
+            batch = self._handoff.peek()
+            if batch is None:
+                return Answer.NOT_YET
+            if batch.is_end:
+                self._total = batch.number if self._total is None else min(self._total, batch.number)
+                self._handoff.pop()
+                continue
             # If an interrupt hits while indices are drawn, the batch is still here for the next call.
             self._window.delivered += 1
             try:
@@ -213,10 +224,12 @@ class Run:
                 raise
             self._open.pop(batch.number, None)
             self._handoff.pop()
-        self._window.release()
-        return batch
+            if not batch.is_skipped:
+                self.record.position.add(batch.place)
+                return batch
 
     def _finish(self) -> Answer:
+        self.record.position.is_over = True
         if self._stream_error is not None:
             error, self._stream_error = self._stream_error, None
             annotate(error, ErrorContext(None, None, "sampler"))
@@ -245,6 +258,8 @@ class Run:
 
     def _submit(self, indices: list[Any]) -> None:
         batch = Batch(self._submitted, indices, self._recipe, self._report)
+        if self._has_indices:
+            batch.place = self._stream.place
         self._open[batch.number] = batch
         if self.closed:  # while the sampler was asked; close() may not have seen this batch
             batch.cancel()

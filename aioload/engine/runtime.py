@@ -5,25 +5,29 @@ while the present one ends: as batches of this one are consumed, batches of the 
 ``iter()`` takes that pass up if the sampler would still draw the same and the dataset has not been changed.
 """
 
+import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aioload.collate import collation_rules
+from aioload.context import HERE, PassContext, Stage
 from aioload.copier import Copier, CudaCopier
 from aioload.engine.crew import Crew
+from aioload.engine.epochs import Epochs
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
+from aioload.engine.items import Items
 from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.portal import Portal
 from aioload.engine.run import Run
 from aioload.engine.settings import Settings
-from aioload.engine.source import Kind, Source
+from aioload.engine.source import Kind, Source, kind_of
 from aioload.ring import Ring
 from aioload.stats import Ledger, LoaderStats
 
@@ -38,8 +42,11 @@ class Plan:
     device: torch.device
     num_workers: int
     num_concurrent_reads: int
+    iterable_workers: int
     persistent: bool
     worker_init_fn: Callable[[int], None] | None
+    seed: int | None
+    epochs: Epochs
     settings: Settings
 
     def loads_as(self, other: "Plan") -> bool:
@@ -77,26 +84,36 @@ class Runtime:
         limits = [each.reads_limit for each in self._living_passes()]
         return self.ledger.snapshot(max(limits, default=0))
 
-    def begin(self, plan: Plan) -> Pass:
-        """Return a new pass over the data, not started yet; by a plan of its own, as arguments may be changed."""
+    def begin(self, plan: Plan, saved: Mapping[str, Any] | None = None) -> Pass:
+        """Return a new pass over the data, not started yet; by a plan of its own, as arguments may be changed.
+
+        Args:
+            plan: What the loader's arguments are now.
+            saved: The state of a pass that this one is to go on with.
+        """
         with self._lock:
             if not plan.loads_as(self._plan):
                 self._drop_next()
             self._plan = plan
+        epoch = plan.epochs.next(plan.index_sampler) if saved is None else saved["epoch"]
         if plan.num_workers == 0:
-            return self._add(Pass(self._inline_run(), None, owns_crew=False))
-        if plan.persistent:
+            new = Pass(self._inline_run(epoch, saved), None, owns_crew=False)
+        elif plan.persistent:
             with self._lock:
-                run, crew = self._persistent_run()
-            return self._add(Pass(run, crew, owns_crew=False))
-        source, stream = self._source(), self._stream()
-        crew = self._new_crew(source.kind)
-        try:
-            run = self._new_run(source, stream, crew, plan.settings.max_batches)
-        except BaseException:
-            crew.close()
-            raise
-        return self._add(Pass(run, crew, owns_crew=True))
+                new = Pass(*self._persistent_run(epoch, saved), owns_crew=False)
+        else:
+            stream = self._stream(epoch, saved)
+            source = self._source(stream, saved)
+            crew = self._new_crew(source)
+            try:
+                run = self._new_run(source, stream, crew, plan.settings.max_batches, saved)
+            except BaseException:
+                crew.close()
+                raise
+            new = Pass(run, crew, owns_crew=True)
+        plan.epochs.begin(plan.index_sampler, epoch)
+        self._passes[new] = None
+        return new
 
     def close_with(self, owner: object) -> None:
         """Have what is kept ended when ``owner``, which all passes keep alive, is collected."""
@@ -110,30 +127,43 @@ class Runtime:
         self._drop_next()
         self._kept.close(max(0.0, deadline - time.monotonic()))
 
-    def _add(self, new: Pass) -> Pass:
-        self._passes[new] = None
-        return new
-
     def _living_passes(self) -> list[Pass]:
         # keyrefs() takes a copy in one step: another thread may begin a pass at any time.
         return [each for ref in self._passes.keyrefs() if (each := ref()) is not None]
 
-    def _inline_run(self) -> InlineRun:
+    def _inline_run(self, epoch: int, saved: Mapping[str, Any] | None) -> InlineRun:
+        stream = self._stream(epoch, saved)
         return InlineRun(
             self._plan.settings,
-            self._source(),
-            self._stream(),
+            self._source(stream, saved),
+            stream,
             portal=self._portal(keep_loop=True),
             copier=self._copier,
             tally=self.tally,
+            num_yielded=0 if saved is None else saved["num_yielded"],
         )
 
-    def _source(self) -> Source:
-        settings = self._plan.settings
-        return Source(self._plan.dataset, batched=settings.batched, by_rows=settings.by_rows)
+    def _stream(self, epoch: int, saved: Mapping[str, Any] | None, base_seed: int | None = None) -> IndexStream:
+        plan = self._plan
+        return IndexStream(plan.index_sampler, plan.generator, epoch=epoch, base_seed=base_seed, saved=saved)
 
-    def _stream(self, base_seed: int | None = None) -> IndexStream:
-        return IndexStream(self._plan.index_sampler, self._plan.generator, base_seed)
+    def _source(self, stream: IndexStream, saved: Mapping[str, Any] | None, *, first: bool = True) -> Source:
+        """Return the dataset for one pass; ``first`` is whether its workers are new."""
+        plan, settings = self._plan, self._plan.settings
+        kind = kind_of(plan.dataset, batched=settings.batched, by_rows=settings.by_rows)
+        num_workers = {Kind.ITERABLE: plan.iterable_workers, Kind.ASYNC: 1}.get(kind, plan.num_workers)
+        context = PassContext(plan.dataset, num_workers, stream.base_seed, plan.seed, stream.epoch)
+        items = None
+        if kind is Kind.ITERABLE:
+            begins = plan.num_workers > 0 and (first or plan.iterable_workers > 1)
+            items = Items(
+                context,
+                num_lanes=plan.iterable_workers,
+                threaded=plan.num_workers > 0,
+                on_begin=plan.worker_init_fn if begins else None,
+                saved=saved,
+            )
+        return Source(context, batched=settings.batched, by_rows=settings.by_rows, items=items)
 
     def _portal(self, *, keep_loop: bool) -> Portal:
         if not keep_loop:
@@ -143,18 +173,28 @@ class Runtime:
             portal = self._kept.portal = Portal(keep_loop=True)
         return portal
 
-    def _new_crew(self, kind: Kind) -> Crew:
-        plan = self._plan
+    def _new_crew(self, source: Source) -> Crew:
+        plan, kind = self._plan, source.kind
+        on_start = None
+        if plan.worker_init_fn is not None and kind is not Kind.ITERABLE:  # there workers are its iterators
+            on_start = functools.partial(_initialise, plan.worker_init_fn, source.context)
         return Crew(
             kind,
             num_workers=plan.num_workers,
             num_concurrent_reads=plan.num_concurrent_reads,
-            worker_init_fn=plan.worker_init_fn,
+            worker_init_fn=on_start,
             portal=self._portal(keep_loop=kind is Kind.ASYNC),
             ledger=self.ledger,
         )
 
-    def _new_run(self, source: Source, stream: IndexStream, crew: Crew, max_batches: int) -> Run:
+    def _new_run(
+        self,
+        source: Source,
+        stream: IndexStream,
+        crew: Crew,
+        max_batches: int,
+        saved: Mapping[str, Any] | None = None,
+    ) -> Run:
         run = Run(
             self._plan.settings,
             source,
@@ -164,13 +204,14 @@ class Runtime:
             copier=self._copier,
             tally=self.tally,
             max_batches=max_batches,
+            num_yielded=0 if saved is None else saved["num_yielded"],
         )
         crew.attach(run)
         return run
 
     # Persistent workers, and the pass that begins early.
 
-    def _persistent_run(self) -> tuple[Run, Crew]:
+    def _persistent_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew]:
         max_batches = self._plan.settings.max_batches
         crew, ahead, self._next = self._kept.crew, self._next, None
         if crew is not None and crew.crashed:
@@ -178,17 +219,18 @@ class Runtime:
             crew = None
         if ahead is not None:
             run, lookahead = ahead
-            if crew is not None and lookahead.take_up():
+            if crew is not None and saved is None and lookahead.take_up(epoch):
                 run.on_exhausted = self._run_ahead
                 run.grant(max_batches)
                 return run, crew
             run.close()
-            self._wasted_lookahead = True
-        source, stream = self._source(), self._stream(None if crew is None else self._kept.base_seed)
+            self._wasted_lookahead = saved is None
+        stream = self._stream(epoch, saved, None if crew is None else self._kept.base_seed)
+        source = self._source(stream, saved, first=crew is None)
         if crew is None:
-            crew = self._kept.crew = self._new_crew(source.kind)
-            self._kept.base_seed = stream.base_seed
-        run = self._new_run(source, stream, crew, max_batches)
+            crew = self._kept.crew = self._new_crew(source)
+        self._kept.base_seed = stream.base_seed
+        run = self._new_run(source, stream, crew, max_batches, saved)
         run.on_exhausted = self._run_ahead
         return run, crew
 
@@ -200,12 +242,12 @@ class Runtime:
         with self._lock:  # passes that go on at once may end at once
             try:
                 if self._next is None:
-                    lookahead = Lookahead(
-                        plan.index_sampler, plan.generator, plan.dataset, plan.settings.collate_fn, collation_rules()
-                    )
+                    epoch = plan.epochs.next(plan.index_sampler)
+                    others = plan.dataset, plan.settings.collate_fn, collation_rules()
+                    lookahead = Lookahead(epoch, plan.index_sampler, plan.generator, *others)
                     with lookahead.drawing():
-                        stream = self._stream(self._kept.base_seed)
-                        run = self._new_run(self._source(), stream, crew, num_batches)
+                        stream = self._stream(epoch, None, self._kept.base_seed)
+                        run = self._new_run(self._source(stream, None, first=False), stream, crew, num_batches)
                         run.start()
                     self._next = run, lookahead
                 else:
@@ -219,3 +261,8 @@ class Runtime:
         ahead, self._next = self._next, None
         if ahead is not None:
             ahead[0].close()
+
+
+def _initialise(worker_init_fn: Callable[[int], None], context: PassContext, number: int) -> None:
+    HERE.set((context, None, Stage.BATCH, number))
+    worker_init_fn(number)

@@ -2,16 +2,19 @@
 
 import enum
 import inspect
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CoroutineType
 from typing import Any, Literal
 
 import numpy as np
 import torch.utils.data as torch_data
 
+from aioload.context import PassContext
 from aioload.datasets.tensors import TensorDataset
+from aioload.engine.indices import IndexStream
+from aioload.engine.items import Items
+from aioload.engine.position import Position
+from aioload.engine.resume import Record
 from aioload.errors import DatasetError, is_interrupt
 from aioload.layout import Layout
 from aioload.leaf import storage_of
@@ -35,22 +38,27 @@ class Source:
     """What the engine asks of a dataset, whatever its kind. Any thread may call any method.
 
     Args:
-        dataset: The user's dataset.
+        context: The user's dataset, and what its code is told of the pass.
         batched: Whether the index stream yields lists of indices.
         by_rows: Whether samples may be written into rows (the default collation).
+        items: What comes out of an ITERABLE dataset.
     """
 
-    def __init__(self, dataset: Any, *, batched: bool, by_rows: bool) -> None:
-        self.dataset = dataset
+    def __init__(self, context: PassContext, *, batched: bool, by_rows: bool, items: Items | None = None) -> None:
+        self.context, dataset = context, context.dataset
         self.samples = _without_subsets(dataset)
         """What ``[index]``, ``location`` and ``decode`` are asked of."""
         self.kind = _kind_of(self.samples, batched=batched, by_rows=by_rows)
         self._has_location = self.kind is not Kind.ITERABLE and _is_method(self.samples, "location")
-        self._stream: ItemStream | None = None
+        self._items = items
         if self.kind is Kind.TAKE:
             self._arrays = [storage_of(tensor) for tensor in dataset.tensors]
-        elif self.kind is Kind.ITERABLE:
-            self._stream = ItemStream(dataset)
+
+    def record(self, stream: IndexStream, num_yielded: int) -> Record:
+        """Return the record of a pass that begins, of which the consumer has had ``num_yielded`` batches before."""
+        if self._items is None:
+            return Record(stream, Position([stream.progress], num_yielded), of_items=False)
+        return Record(stream, Position(self._items.progress, num_yielded, self._items.latest_lane), of_items=True)
 
     def locate(self, index: Any) -> Any:
         """Return where a sample is, for a message, or ``None`` if the dataset cannot tell."""
@@ -75,10 +83,10 @@ class Source:
         return samples
 
     @property
-    def stream(self) -> "ItemStream":
-        """The items of an ITERABLE dataset."""
-        assert self._stream is not None
-        return self._stream
+    def items(self) -> Items:
+        """What comes out of an ITERABLE dataset."""
+        assert self._items is not None
+        return self._items
 
     def take_layout(self) -> Layout | None:
         """Return the layout of the samples of a TAKE dataset."""
@@ -156,68 +164,6 @@ def _without_subsets(dataset: Any) -> Any:
     return _Subset(inner, index_maps)
 
 
-class ItemStream:
-    """The items of an iterable dataset, in order, over once.
-
-    ``lock`` admits one thread at a time. Jobs leave a queue in order, but one thread may overtake another on the
-    way to the lock: ``expected`` holds the batches, and who gets the lock serves the first of them.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self.lock = threading.Lock()
-        self.expected: deque[Any] = deque()
-        self.position = 0
-        self._dataset = dataset
-        self._items: Iterator[Any] | None = None
-        self._ended = False
-        self._error: BaseException | None = None
-        self._kept: list[Any] = []  # the items of a call that was interrupted
-
-    def take(self, count: int, *, whole: bool) -> list[Any]:
-        """Return the next ``count`` items, fewer before the end or before an error, unless ``whole``.
-
-        Raises:
-            StopIteration: There are no more items, or not ``count`` of them if ``whole``.
-            BaseException: What the dataset raised, once the items before it have been returned, or dropped if
-                ``whole``. ``position`` is its place.
-        """
-        if self._error is not None:
-            error, self._error = self._error, None
-            try:
-                raise error
-            finally:
-                del error  # else its traceback refers to it by way of this frame
-        items, self._kept = self._kept, []
-        while len(items) < count:
-            try:
-                items.append(self._next())
-            except BaseException as exc:
-                if is_interrupt(exc):
-                    self._kept = items
-                    raise
-                if whole or not items:
-                    self.position += len(items)
-                    raise
-                if not isinstance(exc, StopIteration):
-                    self._error = exc
-                break
-        self.position += len(items)
-        return items
-
-    def _next(self) -> Any:
-        if self._ended:  # an exhausted iterator is not asked again
-            raise StopIteration
-        if self._items is None:
-            self._ended = True  # until there is an iterator: a dataset that gives none is not asked again
-            self._items = iter(self._dataset)
-            self._ended = False
-        try:
-            return next(self._items)
-        except StopIteration:
-            self._ended, self._items = True, None
-            raise
-
-
 def refuse_coroutine(sample: Any, dataset: Any, method: str) -> None:
     """Raise :class:`~aioload.errors.DatasetError` because ``method`` returned the coroutine ``sample``."""
     sample.close()
@@ -231,6 +177,11 @@ def refuse_coroutine(sample: Any, dataset: Any, method: str) -> None:
     else:
         message += ", but of a dataset's methods the loader awaits __getitem__ alone. Declare it with a plain 'def'."
     raise DatasetError(message)
+
+
+def kind_of(dataset: Any, *, batched: bool, by_rows: bool) -> Kind:
+    """Return how samples will come out of ``dataset``."""
+    return _kind_of(_without_subsets(dataset), batched=batched, by_rows=by_rows)
 
 
 def _kind_of(dataset: Any, *, batched: bool, by_rows: bool) -> Kind:

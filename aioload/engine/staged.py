@@ -3,6 +3,7 @@
 import time
 from types import CoroutineType
 
+from aioload.context import HERE, Stage
 from aioload.engine import tuner
 from aioload.engine.batch import Batch
 from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
@@ -30,6 +31,8 @@ class StagedFetcher:
     def __init__(self, source: Source, reads: ThreadPool, decode: ThreadPool, gate: Gate, *, may_inline: bool) -> None:
         self._source, self._reads, self._decode_pool, self._gate = source, reads, decode, gate
         self._samples, self._location = source.samples, source.samples.location
+        self._context = source.context
+        self._num_workers = source.context.num_workers
         self._may_inline, self._inline = may_inline, False
         self._decode_cost_s: float | None = None
         self._num_decoded = 0
@@ -55,8 +58,10 @@ class StagedFetcher:
             return
         tally = worker.tally
         tally.reads_in_flight = 1
+        index = batch.indices[position]
+        HERE.set((self._context, index, Stage.LOCATION, worker.number % self._num_workers))
         try:
-            data = read_file(self._location(batch.indices[position]))
+            data = read_file(self._location(index))
         except BaseException as exc:
             settle(batch, batch.fail(position, strip(exc), "read"), worker)
             return
@@ -79,6 +84,7 @@ class StagedFetcher:
         worker.num_units = stop - start
         tally, indices, mark, clock = worker.tally, batch.indices, worker.mark, time.perf_counter
         location, decode = self._location, self._samples.decode
+        context, number, set_here = self._context, worker.number % self._num_workers, HERE.set
         read_s = decode_s = collate_s = 0.0
         tally.reads_in_flight = 1
         for position in range(start, stop):
@@ -86,11 +92,13 @@ class StagedFetcher:
                 settle(batch, batch.drop(position), worker)
                 continue
             index, stage = indices[position], "read"
+            set_here((context, index, Stage.LOCATION, number))
             try:
                 data = read_file(location(index))
                 read_ended = clock()
                 tally.bytes_read += len(data)
                 stage = "decode"
+                set_here((context, index, Stage.SAMPLE, number))
                 sample = decode(data, index)
             except BaseException as exc:
                 settle(batch, batch.fail(position, strip(exc), stage), worker)
@@ -117,8 +125,10 @@ class StagedFetcher:
         # Not by the wall clock: decoding threads wait for the interpreter lock, and for a core.
         measured = self._may_inline and self._num_decoded % _MEASURE_EVERY == 1
         cpu_started = time.thread_time() if measured else 0.0
+        index = batch.indices[position]
+        HERE.set((self._context, index, Stage.SAMPLE, worker.number % self._num_workers))
         try:
-            sample = self._samples.decode(data, batch.indices[position])
+            sample = self._samples.decode(data, index)
             if type(sample) is CoroutineType:
                 refuse_coroutine(sample, self._samples, "decode")
         except BaseException as exc:

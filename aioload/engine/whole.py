@@ -2,8 +2,10 @@
 
 import time
 
+from aioload.context import HERE, Stage
 from aioload.engine.batch import Batch
 from aioload.engine.fetchers import Gate, lap_collate, lap_decode
+from aioload.engine.items import Lane
 from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.source import Kind, Source
 from aioload.errors import strip
@@ -71,7 +73,7 @@ class BatchFetcher:
     def submit(self, batch: Batch) -> None:
         """Queue one job."""
         if self._source.kind is Kind.ITERABLE:
-            self._source.stream.expected.append(batch)
+            self._source.items.expected.append(batch)
         self._pool.submit(((self._job, batch, None, None),), 1)
 
     def resubmit(self, jobs: list[Job]) -> None:
@@ -84,6 +86,7 @@ class BatchFetcher:
         if self._gate.is_narrow and batch.number >= self._gate.horizon:
             self._gate.hold((self._many, batch, None, None))
             return
+        HERE.set((self._source.context, None, Stage.BATCH, worker.number))
         try:
             samples = self._source.fetch_many(batch.indices)
         except BaseException as exc:
@@ -94,25 +97,46 @@ class BatchFetcher:
         lap_collate(worker)
 
     def _items(self, worker: Worker, batch: Batch, _: None, __: None) -> None:
-        stream = self._source.stream
-        with stream.lock:
+        lane = self._turn(batch)
+        if lane is None:
+            return
+        with lane.lock:
             worker.mark = time.perf_counter()
-            batch = stream.expected[0]
-            if self._gate.is_narrow and batch.number >= self._gate.horizon:
-                self._gate.hold((self._items, batch, None, None))
-                return
-            stream.expected.popleft()
+            batch = lane.expected.popleft()
             if not batch.wants(-1):
                 return
-            position = stream.position
             try:
-                items = stream.take(len(batch.indices), whole=self._batched and self._drop_last)
+                items, position, batch.place = lane.take(len(batch.indices), whole=self._batched and self._drop_last)
             except StopIteration:
-                batch.end()
+                self._end(batch)
                 return
             except BaseException as exc:
-                batch.fail_whole(strip(exc), "fetch", stream.position)
+                batch.place = lane.place_of_error()
+                batch.fail_whole(strip(exc), lane.stage, lane.position if lane.stage == "fetch" else None)
                 return
         lap_decode(worker)
         batch.fill(items, worker.tally, range(position, position + len(items)))
         lap_collate(worker)
+
+    def _turn(self, batch: Batch) -> Lane | None:
+        """Give the batch that is the first in line, often ``batch`` itself, its turn; return the lane it is for."""
+        items = self._source.items
+        with items.lock:
+            batch = items.expected[0]
+            if self._gate.is_narrow and batch.number >= self._gate.horizon:
+                self._gate.hold((self._items, batch, None, None))
+                return None
+            items.expected.popleft()
+            lane = items.next_lane()
+            if lane is not None:
+                lane.expected.append(batch)
+        if lane is None:
+            batch.end()
+        return lane
+
+    def _end(self, batch: Batch) -> None:
+        """Deal with a batch that a lane had nothing left for; other lanes may have, for the batches behind it."""
+        if len(self._source.items.lanes) == 1:
+            batch.end()
+        else:
+            batch.skip()

@@ -1,0 +1,235 @@
+"""Items: what comes out of an iterable dataset, by one iterator over it or by several side by side."""
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aioload.context import HERE, PassContext, Stage
+from aioload.engine.cursors import has_state
+from aioload.engine.position import Place, Progress, as_ranges, from_ranges
+from aioload.errors import DatasetError, StateError, is_interrupt
+
+
+class Lane:
+    """One iterator over an iterable dataset, begun when it is first asked for items.
+
+    ``lock`` admits one thread at a time. Jobs leave a queue in order, but one thread may overtake another on the
+    way to the lock: ``expected`` holds the batches, and who gets the lock serves the first of them.
+
+    Args:
+        number: Which lane it is.
+        context: What the dataset's code is told of the pass; its ``dataset`` is what is iterated over.
+        worker: The number that the dataset's code sees; ``None`` for no worker at all.
+        on_begin: Called before the dataset is asked for its iterator.
+        saved: Where the lane was, by its state, to go on behind it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        context: PassContext,
+        worker: int | None,
+        on_begin: Callable[[int], None] | None,
+        saved: Mapping[str, Any],
+    ) -> None:
+        self.number = number
+        self.lock = threading.Lock()
+        self.expected: deque[Any] = deque()
+        self.position: int = saved.get("num_items", 0)  # items that have come, and so the place of the next
+        self.ended: bool = saved.get("ended", False)
+        self.stage = "fetch"  # what an error belongs to
+        self._context, self._worker, self._on_begin = context, worker, on_begin
+        self._saved = saved
+        self._num_taken: int = saved.get("num_done", 0)
+        self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
+        self._items: Iterator[Any] | None = None
+        self._error: BaseException | None = None
+        self._kept: list[Any] = []  # the items of a call that was interrupted
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is certainly nothing more to take."""
+        return self.ended and self._error is None and not self._kept
+
+    def take(self, count: int, *, whole: bool) -> tuple[list[Any], int, Place]:
+        """Return the next ``count`` items, fewer before the end or before an error, unless ``whole``.
+
+        Batches that were handed out before the state was saved are left out.
+
+        Returns:
+            The items, the position of the first, and the place of the batch they are.
+
+        Raises:
+            StopIteration: There are no more items, or not ``count`` of them if ``whole``.
+            BaseException: What the dataset raised, once the items before it have been returned, or dropped if
+                ``whole``. ``position`` is its place.
+        """
+        while True:
+            items = self._take(count, whole=whole)
+            number, self._num_taken = self._num_taken, self._num_taken + 1
+            if number not in self._skipped:
+                return items, self.position - len(items), Place(self.number, number, self._mark())
+
+    def place_of_error(self) -> Place:
+        """Return the place of the batch that :meth:`take` has raised an error for."""
+        number, self._num_taken = self._num_taken, self._num_taken + 1
+        return Place(self.number, number, self._mark())
+
+    def _take(self, count: int, *, whole: bool) -> list[Any]:
+        if self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # else its traceback refers to it by way of this frame
+        items, self._kept = self._kept, []
+        while len(items) < count:
+            try:
+                items.append(self._next(self.position + len(items)))
+            except BaseException as exc:
+                if is_interrupt(exc):
+                    self._kept = items
+                    raise
+                if whole or not items:
+                    self.position += len(items)
+                    raise
+                if not isinstance(exc, StopIteration):
+                    self._error = exc
+                break
+        self.position += len(items)
+        return items
+
+    def _next(self, position: int) -> Any:
+        if self.ended:  # an exhausted iterator is not asked again
+            raise StopIteration
+        HERE.set((self._context, position, Stage.ITEM, self._worker))
+        if self._items is None:
+            try:
+                self._items = self._begun()
+            except BaseException:
+                self.ended = True  # a dataset that gives no iterator is not asked again
+                raise
+        try:
+            return next(self._items)
+        except StopIteration:
+            self.ended, self._items = True, None
+            raise
+
+    def _begun(self) -> Iterator[Any]:
+        on_begin, self._on_begin = self._on_begin, None
+        if on_begin is not None:
+            self.stage = "worker_init_fn"
+            on_begin(self.number)
+            self.stage = "fetch"
+        dataset, saved = self._context.dataset, self._saved
+        if "dataset" in saved:
+            dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
+        items: Iterator[Any] = iter(dataset)
+        if "iterator" in saved:
+            items.load_state_dict(copy.deepcopy(saved["iterator"]))  # type: ignore[attr-defined]
+        num_items = saved.get("num_items", 0)
+        if "dataset" not in saved and "iterator" not in saved:
+            self._pass_over(items, num_items)
+        HERE.set((self._context, num_items, Stage.ITEM, self._worker))
+        return items
+
+    def _pass_over(self, items: Iterator[Any], num_items: int) -> None:
+        for position in range(num_items):
+            HERE.set((self._context, position, Stage.ITEM, self._worker))
+            try:
+                next(items)
+            except StopIteration:
+                message = (
+                    f"The state was saved after {num_items} items, and the dataset has only {position} now. Give it "
+                    "the data that it had then."
+                )
+                raise StateError(message) from None
+
+    def _mark(self) -> dict[str, Any]:
+        mark: dict[str, Any] = {"num_items": self.position, "ended": self.ended}
+        if self._items is not None and has_state(self._items):
+            mark["iterator"] = copy.deepcopy(self._items.state_dict())  # type: ignore[attr-defined]
+        elif has_state(self._context.dataset):
+            mark["dataset"] = copy.deepcopy(self._context.dataset.state_dict())
+        return mark
+
+
+class Items:
+    """The lanes of one pass over an iterable dataset, taken in turns, as torch takes its workers.
+
+    Args:
+        context: What the dataset's code is told of the pass.
+        num_lanes: Iterators; where there are several, all but the first go over copies of the dataset, as a dataset
+            may keep its place in itself.
+        threaded: Whether they are worked on by threads, and so are workers to the dataset.
+        on_begin: Called with the number of each lane that begins.
+        saved: Where the lanes were, by their state.
+
+    Raises:
+        DatasetError: The dataset cannot be copied.
+    """
+
+    def __init__(
+        self,
+        context: PassContext,
+        *,
+        num_lanes: int,
+        threaded: bool,
+        on_begin: Callable[[int], None] | None,
+        saved: Mapping[str, Any] | None,
+    ) -> None:
+        saved_lanes = (saved or {}).get("lanes", [{}] * num_lanes)
+        self.lock = threading.Lock()  # for giving out turns
+        self.expected: deque[Any] = deque()
+        self.lanes: list[Lane] = [
+            Lane(
+                number,
+                context if number == 0 else replace(context, dataset=_copy_of(context.dataset)),
+                number if threaded or num_lanes > 1 else None,
+                on_begin,
+                saved_lane,
+            )
+            for number, saved_lane in enumerate(saved_lanes)
+        ]
+        self.progress = [
+            Progress(lane.get("num_done", 0), from_ranges(lane.get("ahead", ())), lane or None) for lane in saved_lanes
+        ]
+        self.latest_lane: int = (saved or {}).get("latest_lane", -1)
+        self._turn = (self.latest_lane + 1) % num_lanes
+
+    def next_lane(self) -> Lane | None:
+        """Return the lane whose turn it is, of those that have not ended; ``None`` if all have."""
+        for step in range(len(self.lanes)):
+            lane: Lane = self.lanes[(self._turn + step) % len(self.lanes)]
+            if not lane.is_empty:
+                self._turn = (lane.number + 1) % len(self.lanes)
+                return lane
+        return None
+
+
+def lane_states(lanes: Sequence[Progress]) -> list[dict[str, Any]]:
+    """Return, for JSON, what lanes need to go on behind what has been handed out."""
+    states = []
+    for progress in lanes:
+        state = dict(progress.mark or {})
+        state.pop("ahead", None)
+        if progress.done:
+            state["num_done"] = progress.done
+        if progress.ahead:
+            state["ahead"] = as_ranges(progress.ahead)
+        states.append(copy.deepcopy(state))
+    return states
+
+
+def _copy_of(dataset: Any) -> Any:
+    try:
+        return copy.deepcopy(dataset)
+    except Exception as exc:
+        message = (
+            f"With iterable_workers above 1 each worker goes over a copy of the dataset, and {type(dataset).__name__} "
+            f"cannot be copied: {exc!r}. Give it a __deepcopy__, or leave iterable_workers out."
+        )
+        raise DatasetError(message) from exc

@@ -1,0 +1,127 @@
+"""Resume: the state of a pass, for JSON, and whether it fits the loader that is to go on with it."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler
+
+from aioload.engine.cursors import has_state, state_at_start
+from aioload.engine.epochs import innermost
+from aioload.engine.indices import IndexStream
+from aioload.engine.items import lane_states
+from aioload.engine.position import Position
+from aioload.errors import StateError
+from aioload.samplers import Seekable
+from aioload.samplers.states import differences
+
+VERSION = 1
+
+
+class Record:
+    """What is kept of a pass, as long as somebody may ask for its state: not its threads, nor its batches.
+
+    Args:
+        stream: Its indices.
+        position: How far the consumer is.
+        of_items: Whether it goes over an iterable dataset.
+    """
+
+    def __init__(self, stream: IndexStream, position: Position, *, of_items: bool) -> None:
+        self.position, self.epoch = position, stream.epoch
+        self._stream, self._of_items = stream, of_items
+
+    @property
+    def base_seed(self) -> int:
+        """The number drawn for the workers."""
+        return self._stream.base_seed
+
+    @property
+    def num_items(self) -> int:
+        """Items of an iterable dataset that have been handed out."""
+        return sum(lane.mark["num_items"] for lane in self.position.lanes if lane.mark and "num_items" in lane.mark)
+
+    def state(self) -> dict[str, Any]:
+        """Return what another pass needs to go on from here."""
+        position = self.position
+        state = {"epoch": self.epoch, "num_yielded": position.num_yielded}
+        if not self._of_items:
+            return state | self._stream.state(position.lanes[0])
+        state |= self._stream.state(self._stream.progress)
+        return state | {"lanes": lane_states(position.lanes), "latest_lane": position.latest_lane}
+
+
+def start_of(
+    epoch: int, dataset: Any, sampler: Any, generator: Any, *, num_lanes: int, base_seed: int | None
+) -> dict[str, Any]:
+    """Return the state of a pass that has not begun; ``base_seed`` is that of workers that persist."""
+    state: dict[str, Any] = {"epoch": epoch, "num_yielded": 0, "sampler": state_at_start(sampler, generator)}
+    if base_seed is not None:
+        state["base_seed"] = base_seed
+    if isinstance(dataset, IterableDataset) and num_lanes == 1 and has_state(dataset):
+        state["lanes"] = [{"dataset": copy.deepcopy(dataset.state_dict())}]  # type: ignore[attr-defined]
+    return state
+
+
+def what_must_fit(dataset: Any, sampler: Any, *, batch_size: int | None, drop_last: bool, **others: Any) -> Any:
+    """Return, for JSON, what a state and the loader it is given to must agree in."""
+    fits: dict[str, Any] = {"batch_size": getattr(sampler, "batch_size", batch_size)}
+    fits["drop_last"] = getattr(sampler, "drop_last", drop_last)
+    if not isinstance(dataset, IterableDataset):
+        fits["dataset_length"] = _length_of(dataset)
+        fits["sampler"] = _fingerprint_of(sampler)
+    return fits | others
+
+
+def checked(state: Any, fits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a state that fits.
+
+    Raises:
+        StateError: It does not, or is no state of a loader.
+    """
+    if not isinstance(state, Mapping) or not {"version", "epoch", "num_yielded", "sampler", "fits"} <= set(state):
+        message = f"load_state_dict needs what state_dict() of a loader returned; got {state!r}."
+        raise StateError(message)
+    if state["version"] != VERSION:
+        message = f"The state is of version {state['version']!r}; this aioload knows version {VERSION}."
+        raise StateError(message)
+    found = list(differences(state["fits"], fits))
+    if found:
+        message = (
+            f"The state is of another loader: {'; '.join(found)}. Make the loader with the dataset and the arguments "
+            "that it had when the state was saved."
+        )
+        raise StateError(message)
+    return copy.deepcopy(dict(state))
+
+
+def num_items_again(state: Mapping[str, Any]) -> int:
+    """Return how many items of an iterable dataset without a state must be loaded again, and dropped."""
+    lanes = state.get("lanes", ())
+    return sum(
+        lane.get("num_items", 0)
+        for lane in lanes
+        if not lane.get("ended") and "dataset" not in lane and "iterator" not in lane
+    )
+
+
+def _fingerprint_of(sampler: Any) -> dict[str, Any]:
+    inner = innermost(sampler)
+    if isinstance(inner, Seekable):
+        found: dict[str, Any] = dict(inner.fingerprint())
+    else:
+        found = {"name": type(inner).__name__, "length": _length_of(inner)}
+    if type(inner) is RandomSampler:
+        found["replacement"] = inner.replacement
+    elif isinstance(inner, DistributedSampler):
+        found |= {"num_replicas": inner.num_replicas, "shuffle": inner.shuffle, "seed": inner.seed}
+    if inner is not sampler and type(sampler) is not BatchSampler:
+        found["batch_sampler"] = type(sampler).__name__
+    return found
+
+
+def _length_of(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except Exception:  # not everything that is iterated over has a length
+        return None
