@@ -1,6 +1,5 @@
 """The loader: torch's DataLoader by its arguments and attributes, our engine by its work."""
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -9,15 +8,20 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.utils.data as torch_data
 
-from aioload.collate import rows_allowed
+from aioload.arguments import (
+    check_count,
+    check_iterable_workers,
+    check_seed,
+    check_timeout,
+    say_once_that_there_are_no_processes,
+    usable_cores,
+)
 from aioload.copier import resolve_device
-from aioload.engine import aside, resume, window
+from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, innermost
-from aioload.engine.memory import available_bytes
 from aioload.engine.passes import Pass
-from aioload.engine.runtime import Plan, Runtime
-from aioload.engine.settings import Settings
-from aioload.engine.source import Kind, kind_of
+from aioload.engine.plan import plan_of
+from aioload.engine.runtime import Runtime
 from aioload.errors import ArgumentError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
 from aioload.samplers import ShuffleSampler
@@ -27,13 +31,7 @@ from aioload.workers import answer_for_torch
 
 T_co = TypeVar("T_co", covariant=True)
 
-SLOW_AFTER_S = 30.0
-"""A batch that is waited for longer than this is logged, with what is missing, once a wait."""
-
 _FIXED = frozenset({"device", "iterable_workers", "seed"})
-
-_MEMORY_SHARE = 4
-"""The batches ahead of the consumer may fill one part in this many of the memory that is available."""
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
@@ -111,19 +109,15 @@ class DataLoader(torch_data.DataLoader[T_co]):
         num_concurrent_reads: int = 32,
         iterable_workers: int = 1,
     ) -> None:
-        if num_workers is None:
-            num_workers = usable_cores()
-        if num_workers == 0 and timeout > 0:
-            message = f"timeout={timeout!r} needs num_workers > 0: without threads nothing can interrupt a sample."
-            raise ArgumentError(message)
-        if not isinstance(num_concurrent_reads, int) or num_concurrent_reads < 1:
-            message = f"num_concurrent_reads needs a whole number from 1 up; got {num_concurrent_reads!r}."
-            raise ArgumentError(message)
-        _check_iterable_workers(iterable_workers, dataset)
-        if seed is not None:
-            _check_seed(seed, generator)
-            if shuffle and sampler is None and batch_sampler is None and not _is_iterable(dataset):
-                sampler, shuffle = ShuffleSampler(cast("Any", dataset), seed), None
+        num_workers = usable_cores() if num_workers is None else num_workers
+        check_timeout(timeout, num_workers)
+        check_count("num_concurrent_reads", num_concurrent_reads)
+        check_count("iterable_workers", iterable_workers)
+        check_iterable_workers(iterable_workers, dataset)
+        check_seed(seed, generator)
+        by_seed = seed is not None and shuffle and sampler is None and batch_sampler is None
+        if by_seed and not isinstance(dataset, torch_data.IterableDataset):  # torch refuses to shuffle those
+            sampler, shuffle = ShuffleSampler(cast("Any", dataset), cast("int", seed)), None
         # torch knows prefetch_factor only beside workers; 2 is our default and so cannot be told from "not given".
         factor = None if num_workers == 0 and prefetch_factor == 2 else prefetch_factor
         super().__init__(
@@ -146,7 +140,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             in_order=in_order,
         )
         if multiprocessing_context is not None:
-            _say_once_that_there_are_no_processes()
+            say_once_that_there_are_no_processes()
         self.device = resolve_device(device)
         self.num_concurrent_reads = num_concurrent_reads
         self.seed, self.iterable_workers = seed, iterable_workers
@@ -300,7 +294,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 UserWarning,
                 stacklevel=3,  # the line of the loop
             )
-        new = self._runtime().begin(self._plan(), saved)
+        new = self._runtime().begin(plan_of(self, self._epochs), saved)
         self._saved, self._latest = None, new.run.record
         return new
 
@@ -328,88 +322,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _runtime(self) -> Runtime:
         runtime = self._runtimes.get(os.getpid())
         if runtime is None:  # two threads may get here at once: one of theirs is taken, by both
-            new = Runtime(self._plan())
+            new = Runtime(plan_of(self, self._epochs))
             runtime = self._runtimes.setdefault(os.getpid(), new)
             if runtime is new:
                 runtime.close_with(self)
         return runtime
-
-    def _plan(self) -> Plan:
-        batched = self._auto_collation
-        by_rows = batched and self.num_workers > 0 and rows_allowed(self.collate_fn)
-        kind = kind_of(self.dataset, batched=batched, by_rows=by_rows)
-        max_batches = window.max_batches(
-            prefetch_factor=self.prefetch_factor or 0,
-            num_workers=self.num_workers,
-            batch_size=getattr(self.batch_sampler, "batch_size", None) or 1 if batched else 1,
-            num_concurrent=self.num_concurrent_reads if kind in (Kind.STAGED, Kind.ASYNC) else 0,
-        )
-        return Plan(
-            dataset=self.dataset,
-            index_sampler=self._index_sampler,
-            generator=self.generator,
-            device=self.device,
-            num_workers=self.num_workers,
-            num_concurrent_reads=self.num_concurrent_reads,
-            iterable_workers=self.iterable_workers,
-            persistent=self.persistent_workers,
-            worker_init_fn=self.worker_init_fn,
-            seed=self.seed,
-            epochs=self._epochs,
-            settings=Settings(
-                collate_fn=self.collate_fn,
-                batched=batched,
-                by_rows=by_rows,
-                drop_last=self.drop_last,
-                in_order=self.in_order,
-                pin=self._pins(),
-                timeout_s=self.timeout,
-                slow_after_s=SLOW_AFTER_S,
-                max_batches=max_batches,
-                max_bytes=available_bytes() // _MEMORY_SHARE,
-            ),
-        )
-
-    def _pins(self) -> bool:
-        return bool(self.pin_memory) and self.device.type == "cpu" and torch.cuda.is_available()
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _is_iterable(dataset: Any) -> bool:
-    return isinstance(dataset, torch_data.IterableDataset)
-
-
-def _check_seed(seed: Any, generator: torch.Generator | None) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-        message = f"seed needs a whole number from 0 to 2**64 - 1; got {seed!r}."
-        raise ArgumentError(message)
-    if generator is not None:
-        message = f"seed={seed!r} fixes the order by itself, and so does generator. Leave one of them out."
-        raise ArgumentError(message)
-
-
-def _check_iterable_workers(iterable_workers: Any, dataset: Any) -> None:
-    if isinstance(iterable_workers, bool) or not isinstance(iterable_workers, int) or iterable_workers < 1:
-        message = f"iterable_workers needs a whole number from 1 up; got {iterable_workers!r}."
-        raise ArgumentError(message)
-    if iterable_workers > 1 and not _is_iterable(dataset):
-        message = (
-            f"iterable_workers={iterable_workers} is for an IterableDataset; got {type(dataset).__name__}, whose "
-            "samples num_workers threads load. Leave it out."
-        )
-        raise ArgumentError(message)
-
-
-@functools.cache
-def _say_once_that_there_are_no_processes() -> None:
-    warnings.warn(
-        "multiprocessing_context has no effect: aioload has no worker processes, and num_workers counts threads.",
-        UserWarning,
-        stacklevel=3,  # the line that makes the loader
-    )

@@ -12,8 +12,8 @@ from failing import AsyncNumbers, IterableNumbers, ManyNumbers, MapNumbers, Stag
 from opener import opening_when_logged
 from outcomes import of_async_iterator, of_iterator
 
-import aioload.loader
 from aioload import DataLoader, FileDataset, LoaderStats
+from aioload.engine import plan
 from aioload.stats import Ledger
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles
 
@@ -119,7 +119,7 @@ def test_a_consumer_that_does_not_wait_has_not_waited() -> None:
 
 
 def test_waiting_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aioload.loader, "SLOW_AFTER_S", 0.02)
+    monkeypatch.setattr(plan, "SLOW_AFTER_S", 0.02)
     for by_async_for in (False, True):
         with GatedDataset(1) as dataset, opening_when_logged(dataset.gates):
             loader = DataLoader(dataset, num_workers=1)

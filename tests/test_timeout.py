@@ -12,8 +12,8 @@ import pytest
 from opener import opening_when_logged
 from outcomes import of_async_iterator, of_iterator
 
-import aioload.loader
 from aioload import AioloadError, DataLoader, FileDataset
+from aioload.engine import plan
 from aioload.engine.patience import Patience
 from aioload.errors import ArgumentError, LoaderTimeoutError
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles, GatedItems, Gates
@@ -120,7 +120,7 @@ def test_a_timeout_needs_threads() -> None:
 
 
 def test_the_log_names_what_a_slow_batch_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aioload.loader, "SLOW_AFTER_S", 0.02)
+    monkeypatch.setattr(plan, "SLOW_AFTER_S", 0.02)
     for by_async_for in (False, True):
         with GatedDataset(1) as dataset, opening_when_logged(dataset.gates) as log:
             loader = DataLoader(dataset, num_workers=1)

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import of_iterator
 
-import aioload.loader
 from aioload import DataLoader
-from aioload.engine import window
+from aioload.engine import plan, window
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles, GatedItems, Gates
 
 positive = st.integers(1, 1000)
@@ -88,7 +87,7 @@ by_rows = pytest.mark.parametrize("arguments", [{}, {"collate_fn": torch.stack}]
 @pytest.fixture
 def one_batch_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have loaders find so little memory that not even two batches of two rows may be ahead."""
-    monkeypatch.setattr(aioload.loader, "available_bytes", lambda: 4 * 2 * 1600 - 1)
+    monkeypatch.setattr(plan, "available_bytes", lambda: 4 * 2 * 1600 - 1)
 
 
 @by_rows

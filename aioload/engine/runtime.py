@@ -10,51 +10,22 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from aioload.collate import collation_rules
 from aioload.context import HERE, PassContext, Stage
 from aioload.copier import Copier, CudaCopier
 from aioload.engine.crew import Crew
-from aioload.engine.epochs import Epochs
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
 from aioload.engine.items import Items
 from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
+from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
 from aioload.engine.run import Run
-from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, Source, kind_of
 from aioload.ring import Ring
 from aioload.stats import Ledger, LoaderStats
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What a runtime needs to know of its loader."""
-
-    dataset: Any
-    index_sampler: Any
-    generator: torch.Generator | None
-    device: torch.device
-    num_workers: int
-    num_concurrent_reads: int
-    iterable_workers: int
-    persistent: bool
-    worker_init_fn: Callable[[int], None] | None
-    seed: int | None
-    epochs: Epochs
-    settings: Settings
-
-    def loads_as(self, other: "Plan") -> bool:
-        """Whether batches that were begun by the other plan will do for this one."""
-        mine, others = self.settings, other.settings
-        same = self.index_sampler is other.index_sampler and self.generator is other.generator
-        same = same and mine.collate_fn is others.collate_fn and mine.by_rows == others.by_rows
-        return same and mine.in_order == others.in_order and mine.max_batches == others.max_batches
 
 
 class Runtime:

@@ -1,0 +1,86 @@
+"""Plan: what the loader's arguments come to at the start of a pass."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aioload.collate import rows_allowed
+from aioload.engine import window
+from aioload.engine.epochs import Epochs
+from aioload.engine.memory import available_bytes
+from aioload.engine.settings import Settings
+from aioload.engine.source import Kind, kind_of
+
+SLOW_AFTER_S = 30.0
+"""A batch that is waited for longer than this is logged, with what is missing, once a wait."""
+
+_MEMORY_SHARE = 4
+"""The batches ahead of the consumer may fill one part in this many of the memory that is available."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a runtime needs to know of its loader."""
+
+    dataset: Any
+    index_sampler: Any
+    generator: torch.Generator | None
+    device: torch.device
+    num_workers: int
+    num_concurrent_reads: int
+    iterable_workers: int
+    persistent: bool
+    worker_init_fn: Callable[[int], None] | None
+    seed: int | None
+    epochs: Epochs
+    settings: Settings
+
+    def loads_as(self, other: "Plan") -> bool:
+        """Whether batches that were begun by the other plan will do for this one."""
+        mine, others = self.settings, other.settings
+        same = self.index_sampler is other.index_sampler and self.generator is other.generator
+        same = same and mine.collate_fn is others.collate_fn and mine.by_rows == others.by_rows
+        return same and mine.in_order == others.in_order and mine.max_batches == others.max_batches
+
+
+def plan_of(loader: Any, epochs: Epochs) -> Plan:
+    """Return the plan for the arguments of ``loader``, a DataLoader, as they are now; most may be changed."""
+    return Plan(
+        dataset=loader.dataset,
+        index_sampler=loader.sampler if loader.batch_sampler is None else loader.batch_sampler,
+        generator=loader.generator,
+        device=loader.device,
+        num_workers=loader.num_workers,
+        num_concurrent_reads=loader.num_concurrent_reads,
+        iterable_workers=loader.iterable_workers,
+        persistent=loader.persistent_workers,
+        worker_init_fn=loader.worker_init_fn,
+        seed=loader.seed,
+        epochs=epochs,
+        settings=_settings_of(loader),
+    )
+
+
+def _settings_of(loader: Any) -> Settings:
+    batched = loader.batch_sampler is not None
+    by_rows = batched and loader.num_workers > 0 and rows_allowed(loader.collate_fn)
+    kind = kind_of(loader.dataset, batched=batched, by_rows=by_rows)
+    return Settings(
+        collate_fn=loader.collate_fn,
+        batched=batched,
+        by_rows=by_rows,
+        drop_last=loader.drop_last,
+        in_order=loader.in_order,
+        pin=bool(loader.pin_memory) and loader.device.type == "cpu" and torch.cuda.is_available(),
+        timeout_s=loader.timeout,
+        slow_after_s=SLOW_AFTER_S,
+        max_batches=window.max_batches(
+            prefetch_factor=loader.prefetch_factor or 0,
+            num_workers=loader.num_workers,
+            batch_size=getattr(loader.batch_sampler, "batch_size", None) or 1,
+            num_concurrent=loader.num_concurrent_reads if kind in (Kind.STAGED, Kind.ASYNC) else 0,
+        ),
+        max_bytes=available_bytes() // _MEMORY_SHARE,
+    )
