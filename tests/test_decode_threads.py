@@ -107,8 +107,8 @@ def test_a_thread_decodes_nothing_before_its_worker_init_fn_has_returned(tmp_pat
         def begin(number: int) -> None:
             gates.pass_through(f"worker {number}")
 
-        with DataLoader(dataset, num_workers=2, worker_init_fn=begin) as loader:
-            batches = iter(loader)
+        with DataLoader(dataset, num_workers=2, worker_init_fn=begin, num_concurrent_reads=1) as loader:
+            batches = iter(loader)  # one read at a time, so they are decoded in order
             gates.wait_started("worker 0", "worker 1")
             dataset.gates.wait_finished(*range(4))  # all read, none decoded
             assert set(gates.started) == {"worker 0", "worker 1"}
