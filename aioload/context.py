@@ -7,7 +7,7 @@ Set by whoever calls the user's code, read by :func:`~aioload.randomness.sample_
 import enum
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,39 +36,23 @@ class Stage(enum.IntEnum):
     LOCATION = 1
     ITEM = 2  # of an iterable dataset
     BATCH = 3  # no single sample: __getitems__, collate_fn, worker_init_fn
+    BEGIN = 4  # __iter__ of an iterable dataset
 
 
-class Here(NamedTuple):
-    """What the running code works for.
+HERE: ContextVar[list[Any] | None] = ContextVar("aioload_here", default=None)
+"""What the running code works for: ``[of, index, stage, worker, generator]``; ``None`` where no loader has called it.
 
-    Attributes:
-        of: The pass.
-        index: The sample's index, its place in the stream for iterable datasets.
-        stage: What is asked for.
-        worker: The worker's number; ``None`` in the consumer's thread.
-    """
+``of`` is the pass. ``index`` is the sample's, or the item's place in the stream of an iterable dataset. ``worker`` is
+the worker's number, ``None`` in the consumer's thread. ``generator`` holds the sample's random numbers once they have
+been asked for: tasks and threads that work for the same sample inherit the list and so share them.
 
-    of: PassContext
-    index: Any
-    stage: Stage
-    worker: int | None
-
-
-HERE: ContextVar[tuple[PassContext, Any, Stage, int | None] | None] = ContextVar("aioload_here", default=None)
-"""A :class:`Here`, or the plain tuple of it, which takes a third of the time to make: it is set for each sample.
-
-Whoever waits for work sets it to ``None``, so that a parked thread keeps no dataset alive.
+It is set for each sample, and so a list: an object with names takes longer to make. Whoever waits for work sets it to
+``None``, so that a parked thread keeps no dataset alive.
 """
-
-
-def here() -> Here | None:
-    """Return what the running code works for; ``None`` where no loader has called it."""
-    current = HERE.get()
-    return None if current is None else Here(*current)
 
 
 def leave_sample() -> None:
     """Have the code that runs next work for the batch and not for the sample before it."""
     current = HERE.get()
     if current is not None:
-        HERE.set((current[0], None, Stage.BATCH, current[3]))
+        HERE.set([current[0], None, Stage.BATCH, current[3], None])

@@ -27,7 +27,6 @@ from aioload.iterators import AsyncBatchIterator, BatchIterator
 from aioload.samplers import ShuffleSampler
 from aioload.stats import LoaderStats
 from aioload.types import MapDataset, StagedDataset
-from aioload.workers import answer_for_torch
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -150,7 +149,6 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._latest: resume.Record | None = None  # of the pass that began last, unless an epoch was set since
         self._saved: dict[str, Any] | None = None  # a loaded state that no pass has gone on with yet
         self._is_fixed = True
-        answer_for_torch()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, unless it is one that passes, or saved states, depend on.

@@ -2,21 +2,18 @@
 
 import operator
 import threading
-from contextvars import ContextVar
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from aioload.context import HERE, Here, Stage
+from aioload.context import HERE, PassContext, Stage
 from aioload.errors import NoSampleError
 
 _MASK = (1 << 64) - 1
 _HASHED = 1 << 8
 _WORKER = 1 << 16
-
-_latest: ContextVar[tuple[Any, np.random.Generator] | None] = ContextVar("aioload_latest_rng", default=None)
 
 
 def sample_rng(index: Any = None) -> np.random.Generator:
@@ -43,34 +40,30 @@ def sample_rng(index: Any = None) -> np.random.Generator:
     current = HERE.get()
     if current is None:
         return _outside(index)
+    of, of_sample, stage, worker, generator = current
     if index is not None:
-        stage = Stage.SAMPLE if current[2] is Stage.BATCH else current[2]
-        return _generator(Here(current[0], index, stage, current[3]))
-    if current[2] is Stage.BATCH:
+        return _generator(of, index, Stage.SAMPLE if stage is Stage.BATCH else stage, worker)
+    if stage is Stage.BATCH:
         message = (
             "sample_rng() was called by code that works for a whole batch, such as __getitems__ or collate_fn. "
             "Say which sample is meant: sample_rng(index)."
         )
         raise NoSampleError(message)
-    latest = _latest.get()
-    if latest is not None and latest[0] is current:
-        return latest[1]
-    generator = _generator(Here(*current))
-    _latest.set((current, generator))
-    return generator
+    if generator is None:
+        generator = current[4] = _generator(of, of_sample, stage, worker)
+    return cast("np.random.Generator", generator)
 
 
-def _generator(sample: Here) -> np.random.Generator:
+def _generator(of: PassContext, index: Any, stage: Stage, worker: int | None) -> np.random.Generator:
     """Return a generator that no other sample shares: (seed, epoch) is the key of a counter-based one.
 
     The lower half of the 256 bit counter counts the draws, the upper half is the sample. Philox is described in
     Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
     """
-    of = sample.of
-    kind, number = _as_number(sample.index)
-    kind |= sample.stage
-    if sample.stage is Stage.ITEM:
-        kind |= _WORKER * (sample.worker or 0)
+    kind, number = _as_number(index)
+    kind |= stage
+    if stage in (Stage.ITEM, Stage.BEGIN):
+        kind |= _WORKER * (worker or 0)
     key = [(of.base_seed if of.seed is None else of.seed) & _MASK, of.epoch & _MASK]
     counter = np.array([0, 0, kind, number], np.uint64)
     return np.random.Generator(np.random.Philox(key=np.array(key, np.uint64), counter=counter))
@@ -90,8 +83,10 @@ def _as_number(index: Any) -> tuple[int, int]:
 
 
 def _text_of(index: Any) -> str:
-    if isinstance(index, str | bytes):
-        return repr(index)
+    if isinstance(index, str):
+        return repr(str.__str__(index))  # numpy's strings have a repr of their own
+    if isinstance(index, bytes):
+        return repr(bytes(index))
     if isinstance(index, tuple | list):
         return f"({', '.join(map(_text_of, index))})"
     try:

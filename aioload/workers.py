@@ -1,6 +1,7 @@
 """Workers: what dataset code is told of the worker it runs in, by us and by torch's own function."""
 
 import functools
+import os
 from typing import Any
 
 import torch.utils.data._utils.worker as torch_worker
@@ -61,5 +62,7 @@ def answer_for_torch() -> None:
     """Have ``torch.utils.data.get_worker_info`` answer as ours does, once in a process.
 
     Its code is replaced, since datasets hold the function itself: ``from torch.utils.data import get_worker_info``.
+    A process forked by dataset code, to be a worker of torch's own loader for instance, works for no sample of ours.
     """
+    os.register_at_fork(after_in_child=functools.partial(HERE.set, None))
     torch_worker.get_worker_info.__code__ = _asks_us.__code__

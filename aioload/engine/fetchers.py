@@ -70,7 +70,7 @@ class SampleFetcher:
             self._gate.hold((self._fetch, batch, position, None))
             return
         index = batch.indices[position]
-        HERE.set((self._context, index, Stage.SAMPLE, worker.number))
+        HERE.set([self._context, index, Stage.SAMPLE, worker.number, None])
         try:
             sample = self._samples[index]
             if type(sample) is CoroutineType:
@@ -111,7 +111,7 @@ class AsyncFetcher:
         tally.reads_in_flight += 1
         started = time.perf_counter()
         index = batch.indices[position]
-        HERE.set((self._source.context, index, Stage.SAMPLE, 0))
+        HERE.set([self._source.context, index, Stage.SAMPLE, 0, None])
         try:
             sample = await self._source.samples[index]
         except BaseException as exc:
@@ -150,7 +150,8 @@ def submit_if_empty(batch: Batch, pool: ThreadPool) -> None:
 
 
 def _finish(worker: Worker, batch: Batch, _: None, __: None) -> None:
-    HERE.set((batch.recipe.context, None, Stage.BATCH, worker.number))
+    context = batch.recipe.context
+    HERE.set([context, None, Stage.BATCH, worker.number % context.num_workers, None])
     batch.finish(worker.tally)
     lap_collate(worker)
 

@@ -81,6 +81,7 @@ class InlineRun:
         drawn = self._next_indices()
         if isinstance(drawn, Answer):
             return drawn
+        outside = HERE.get()  # this may be code of another loader's dataset
         try:
             if drawn.samples is None:
                 self._load_batch(drawn)
@@ -89,13 +90,13 @@ class InlineRun:
             self._settle(drawn, is_undone=is_interrupt(exc))
             raise
         finally:
-            HERE.set(None)
+            HERE.set(outside)
 
     def _load_batch(self, drawn: Drawn) -> None:
         if self._source.kind is Kind.ITERABLE:
             self._load_items(drawn)
         elif self._source.kind is Kind.MANY:
-            HERE.set((self._source.context, None, Stage.BATCH, None))
+            HERE.set([self._source.context, None, Stage.BATCH, None, None])
             with self._noting(list(drawn.indices), "fetch"):
                 drawn.samples = self._source.fetch_many(drawn.indices)
         else:
@@ -112,7 +113,9 @@ class InlineRun:
                 except StopIteration:
                     continue
                 except BaseException as exc:
-                    if not is_interrupt(exc):
+                    if is_interrupt(exc):
+                        self._source.items.give_back(lane)
+                    else:
                         drawn.place = lane.place_of_error()
                     with self._noting(lane.position, "fetch"):
                         raise
@@ -134,6 +137,7 @@ class InlineRun:
         drawn = self._next_indices()
         if isinstance(drawn, Answer):
             return drawn
+        outside = HERE.get()
         try:
             drawn.samples = [await self._awaited(index) for index in drawn.indices]
             return self._deliver(drawn)
@@ -141,7 +145,7 @@ class InlineRun:
             self._settle(drawn, is_undone=is_interrupt(exc) or _is_cancelled(exc))
             raise
         finally:
-            HERE.set(None)
+            HERE.set(outside)
 
     def _next_indices(self) -> Drawn | Answer:
         with self._lock:
@@ -177,16 +181,16 @@ class InlineRun:
     def _load(self, index: Any) -> Any:
         context, samples = self._source.context, self._source.samples
         if self._source.kind is Kind.STAGED:
-            HERE.set((context, index, Stage.LOCATION, None))
+            HERE.set([context, index, Stage.LOCATION, None, None])
             with self._noting(index, "read"):
                 data = self._source.read(index)
             self._tally.bytes_read += len(data)
-            HERE.set((context, index, Stage.SAMPLE, None))
+            HERE.set([context, index, Stage.SAMPLE, None, None])
             with self._noting(index, "decode"):
                 return self._plain(samples.decode(data, index), "decode")
         if self._source.kind is Kind.ASYNC:
             return self._portal.run_here(self._awaited(index))
-        HERE.set((context, index, Stage.SAMPLE, None))
+        HERE.set([context, index, Stage.SAMPLE, None, None])
         with self._noting(index, "fetch"):
             return self._plain(samples[index], "__getitem__")
 
@@ -196,7 +200,7 @@ class InlineRun:
         return sample
 
     async def _awaited(self, index: Any) -> Any:
-        HERE.set((self._source.context, index, Stage.SAMPLE, None))
+        HERE.set([self._source.context, index, Stage.SAMPLE, None, None])
         with self._noting(index, "fetch"):
             return await self._source.samples[index]
 

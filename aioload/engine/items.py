@@ -13,6 +13,21 @@ from aioload.engine.position import Place, Progress, as_ranges, from_ranges
 from aioload.errors import DatasetError, StateError, is_interrupt
 
 
+class Once:
+    """Calls a ``worker_init_fn`` for workers that persist: for the first pass, or for a later one where it failed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_done = False
+
+    def call(self, worker_init_fn: Callable[[int], None], number: int) -> None:
+        """Call it, unless it has returned before; wait for it if another thread is at it."""
+        with self._lock:
+            if not self._is_done:
+                worker_init_fn(number)
+                self._is_done = True
+
+
 class Lane:
     """One iterator over an iterable dataset, begun when it is first asked for items.
 
@@ -105,12 +120,12 @@ class Lane:
     def _next(self, position: int) -> Any:
         if self.ended:  # an exhausted iterator is not asked again
             raise StopIteration
-        HERE.set((self._context, position, Stage.ITEM, self._worker))
+        HERE.set([self._context, position, Stage.ITEM, self._worker, None])
         if self._items is None:
             try:
                 self._items = self._begun()
-            except BaseException:
-                self.ended = True  # a dataset that gives no iterator is not asked again
+            except BaseException as exc:
+                self.ended = not is_interrupt(exc)  # a dataset that gives no iterator is not asked again
                 raise
         try:
             return next(self._items)
@@ -122,9 +137,11 @@ class Lane:
         on_begin, self._on_begin = self._on_begin, None
         if on_begin is not None:
             self.stage = "worker_init_fn"
+            HERE.set([self._context, None, Stage.BATCH, self._worker, None])
             on_begin(self.number)
             self.stage = "fetch"
         dataset, saved = self._context.dataset, self._saved
+        HERE.set([self._context, 0, Stage.BEGIN, self._worker, None])
         if "dataset" in saved:
             dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
         items: Iterator[Any] = iter(dataset)
@@ -133,12 +150,12 @@ class Lane:
         num_items = saved.get("num_items", 0)
         if "dataset" not in saved and "iterator" not in saved:
             self._pass_over(items, num_items)
-        HERE.set((self._context, num_items, Stage.ITEM, self._worker))
+        HERE.set([self._context, num_items, Stage.ITEM, self._worker, None])
         return items
 
     def _pass_over(self, items: Iterator[Any], num_items: int) -> None:
         for position in range(num_items):
-            HERE.set((self._context, position, Stage.ITEM, self._worker))
+            HERE.set([self._context, position, Stage.ITEM, self._worker, None])
             try:
                 next(items)
             except StopIteration:
@@ -162,8 +179,8 @@ class Items:
 
     Args:
         context: What the dataset's code is told of the pass.
-        num_lanes: Iterators; where there are several, all but the first go over copies of the dataset, as a dataset
-            may keep its place in itself.
+        num_lanes: Iterators; where there are several, each goes over a copy of the dataset, as a dataset may keep its
+            place or its part in itself.
         threaded: Whether they are worked on by threads, and so are workers to the dataset.
         on_begin: Called with the number of each lane that begins.
         saved: Where the lanes were, by their state.
@@ -187,7 +204,7 @@ class Items:
         self.lanes: list[Lane] = [
             Lane(
                 number,
-                context if number == 0 else replace(context, dataset=_copy_of(context.dataset)),
+                context if num_lanes == 1 else replace(context, dataset=_copy_of(context.dataset)),
                 number if threaded or num_lanes > 1 else None,
                 on_begin,
                 saved_lane,
@@ -208,6 +225,10 @@ class Items:
                 self._turn = (lane.number + 1) % len(self.lanes)
                 return lane
         return None
+
+    def give_back(self, lane: Lane) -> None:
+        """Have a lane that was interrupted be the next one again."""
+        self._turn = lane.number
 
 
 def lane_states(lanes: Sequence[Progress]) -> list[dict[str, Any]]:

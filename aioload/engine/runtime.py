@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from aioload.collate import collation_rules
@@ -18,7 +19,7 @@ from aioload.copier import Copier, CudaCopier
 from aioload.engine.crew import Crew
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
-from aioload.engine.items import Items
+from aioload.engine.items import Items, Once
 from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
@@ -26,6 +27,7 @@ from aioload.engine.run import Run
 from aioload.engine.source import Kind, Source, kind_of
 from aioload.ring import Ring
 from aioload.stats import Ledger, LoaderStats
+from aioload.workers import answer_for_torch
 
 
 class Runtime:
@@ -49,6 +51,8 @@ class Runtime:
         self._kept = Kept()
         self._next: tuple[Run, Lookahead] | None = None
         self._wasted_lookahead = False
+        self._begun = Once()
+        answer_for_torch()
 
     def stats(self) -> LoaderStats:
         """Return what has been done so far."""
@@ -126,12 +130,15 @@ class Runtime:
         context = PassContext(plan.dataset, num_workers, stream.base_seed, plan.seed, stream.epoch)
         items = None
         if kind is Kind.ITERABLE:
-            begins = plan.num_workers > 0 and (first or plan.iterable_workers > 1)
+            on_begin = plan.worker_init_fn if plan.num_workers > 0 else None
+            if on_begin is not None and plan.persistent and plan.iterable_workers == 1:  # copies all begin anew
+                self._begun = Once() if first else self._begun
+                on_begin = functools.partial(self._begun.call, on_begin)
             items = Items(
                 context,
                 num_lanes=plan.iterable_workers,
                 threaded=plan.num_workers > 0,
-                on_begin=plan.worker_init_fn if begins else None,
+                on_begin=on_begin,
                 saved=saved,
             )
         return Source(context, batched=settings.batched, by_rows=settings.by_rows, items=items)
@@ -148,7 +155,8 @@ class Runtime:
         plan, kind = self._plan, source.kind
         on_start = None
         if plan.worker_init_fn is not None and kind is not Kind.ITERABLE:  # there workers are its iterators
-            on_start = functools.partial(_initialise, plan.worker_init_fn, source.context)
+            context = replace(source.context, num_workers=plan.num_workers)
+            on_start = functools.partial(_initialise, plan.worker_init_fn, context)
         return Crew(
             kind,
             num_workers=plan.num_workers,
@@ -235,5 +243,5 @@ class Runtime:
 
 
 def _initialise(worker_init_fn: Callable[[int], None], context: PassContext, number: int) -> None:
-    HERE.set((context, None, Stage.BATCH, number))
+    HERE.set([context, None, Stage.BATCH, number, None])
     worker_init_fn(number)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch.utils.data as torch_data
 
-from aioload.context import PassContext
+from aioload.context import HERE, PassContext, Stage
 from aioload.datasets.tensors import TensorDataset
 from aioload.engine.indices import IndexStream
 from aioload.engine.items import Items
@@ -64,12 +64,17 @@ class Source:
         """Return where a sample is, for a message, or ``None`` if the dataset cannot tell."""
         if not self._has_location:
             return None
+        before = HERE.get()
+        worker = None if before is None else before[3]
+        HERE.set([self.context, index, Stage.LOCATION, worker, None])  # a path drawn at random is the same again
         try:
             return self.samples.location(index)
         except BaseException as exc:
             if is_interrupt(exc):
                 raise
             return None
+        finally:
+            HERE.set(before)
 
     def read(self, index: Any) -> bytes:
         """Return the bytes of a sample of a STAGED dataset. Blocks."""

@@ -59,7 +59,7 @@ class StagedFetcher:
         tally = worker.tally
         tally.reads_in_flight = 1
         index = batch.indices[position]
-        HERE.set((self._context, index, Stage.LOCATION, worker.number % self._num_workers))
+        HERE.set([self._context, index, Stage.LOCATION, worker.number % self._num_workers, None])
         try:
             data = read_file(self._location(index))
         except BaseException as exc:
@@ -92,13 +92,13 @@ class StagedFetcher:
                 settle(batch, batch.drop(position), worker)
                 continue
             index, stage = indices[position], "read"
-            set_here((context, index, Stage.LOCATION, number))
+            set_here([context, index, Stage.LOCATION, number, None])
             try:
                 data = read_file(location(index))
                 read_ended = clock()
                 tally.bytes_read += len(data)
                 stage = "decode"
-                set_here((context, index, Stage.SAMPLE, number))
+                set_here([context, index, Stage.SAMPLE, number, None])
                 sample = decode(data, index)
             except BaseException as exc:
                 settle(batch, batch.fail(position, strip(exc), stage), worker)
@@ -126,7 +126,7 @@ class StagedFetcher:
         measured = self._may_inline and self._num_decoded % _MEASURE_EVERY == 1
         cpu_started = time.thread_time() if measured else 0.0
         index = batch.indices[position]
-        HERE.set((self._context, index, Stage.SAMPLE, worker.number % self._num_workers))
+        HERE.set([self._context, index, Stage.SAMPLE, worker.number % self._num_workers, None])
         try:
             sample = self._samples.decode(data, index)
             if type(sample) is CoroutineType:

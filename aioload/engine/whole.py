@@ -86,7 +86,7 @@ class BatchFetcher:
         if self._gate.is_narrow and batch.number >= self._gate.horizon:
             self._gate.hold((self._many, batch, None, None))
             return
-        HERE.set((self._source.context, None, Stage.BATCH, worker.number))
+        HERE.set([self._source.context, None, Stage.BATCH, worker.number, None])
         try:
             samples = self._source.fetch_many(batch.indices)
         except BaseException as exc:
