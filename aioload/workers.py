@@ -17,7 +17,8 @@ def get_worker_info() -> Any:
     Returns:
         torch's ``WorkerInfo``: ``id`` from 0 to ``num_workers - 1``, ``num_workers``, ``seed`` (the pass's base seed
         plus ``id``) and ``dataset``, which is the loader's own object and no copy. Each decode thread is a worker. An
-        iterable dataset is passed over by one worker, whatever ``num_workers`` is, or by ``iterable_workers`` of them;
+        iterable dataset is passed over by one worker, whatever ``num_workers`` is, or by ``iterable_workers`` of them,
+        each with a copy of its own;
         an async one runs on one event loop and has one worker. ``location``, and a ``decode`` so cheap that it runs
         where the file was read, run on more threads than there are workers, so there two may have the same ``id`` at
         once, unless there is a ``worker_init_fn``. ``None`` outside a loader's threads, so also with

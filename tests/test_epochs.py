@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -151,6 +152,19 @@ def test_every_iter_is_a_fresh_epoch(kind: Any) -> None:
     got = passes(kind(), num_passes=4, num_workers=2)
     assert [[index for index, *_ in samples] for samples in got] == [list(range(SIZE))] * 4
     assert len({str(samples) for samples in got}) == 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_passes_that_several_threads_begin_at_once_are_epochs_of_their_own(num_workers: int) -> None:
+    expected = passes(Drawing(), num_passes=8, shuffle=True, num_workers=0)
+    with DataLoader(Drawing(), SIZE, shuffle=True, seed=5, num_workers=num_workers, collate_fn=plain) as loader:
+        got: list[Any] = []
+        threads = [threading.Thread(target=lambda: got.extend(loader)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(got) == sorted(expected)
 
 
 # Warnings.

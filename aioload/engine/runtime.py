@@ -66,27 +66,18 @@ class Runtime:
             plan: What the loader's arguments are now.
             saved: The state of a pass that this one is to go on with.
         """
-        with self._lock:
+        with self._lock:  # so that passes which two threads begin are two epochs
             if not plan.loads_as(self._plan):
                 self._drop_next()
             self._plan = plan
-        epoch = plan.epochs.next(plan.index_sampler) if saved is None else saved["epoch"]
-        if plan.num_workers == 0:
-            new = Pass(self._inline_run(epoch, saved), None, owns_crew=False)
-        elif plan.persistent:
-            with self._lock:
+            epoch = plan.epochs.next(plan.index_sampler) if saved is None else saved["epoch"]
+            if plan.num_workers == 0:
+                new = Pass(self._inline_run(epoch, saved), None, owns_crew=False)
+            elif plan.persistent:
                 new = Pass(*self._persistent_run(epoch, saved), owns_crew=False)
-        else:
-            stream = self._stream(epoch, saved)
-            source = self._source(stream, saved)
-            crew = self._new_crew(source)
-            try:
-                run = self._new_run(source, stream, crew, plan.settings.max_batches, saved)
-            except BaseException:
-                crew.close()
-                raise
-            new = Pass(run, crew, owns_crew=True)
-        plan.epochs.begin(plan.index_sampler, epoch)
+            else:
+                new = Pass(*self._single_run(epoch, saved), owns_crew=True)
+            plan.epochs.begin(plan.index_sampler, epoch)
         self._passes[new] = None
         return new
 
@@ -117,6 +108,16 @@ class Runtime:
             tally=self.tally,
             num_yielded=0 if saved is None else saved["num_yielded"],
         )
+
+    def _single_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew]:
+        stream = self._stream(epoch, saved)
+        source = self._source(stream, saved)
+        crew = self._new_crew(source)
+        try:
+            return self._new_run(source, stream, crew, self._plan.settings.max_batches, saved), crew
+        except BaseException:
+            crew.close()
+            raise
 
     def _stream(self, epoch: int, saved: Mapping[str, Any] | None, base_seed: int | None = None) -> IndexStream:
         plan = self._plan
