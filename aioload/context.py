@@ -46,8 +46,9 @@ HERE: ContextVar[list[Any] | None] = ContextVar("aioload_here", default=None)
 the worker's number, ``None`` in the consumer's thread. ``generator`` holds the sample's random numbers once they have
 been asked for: tasks and threads that work for the same sample inherit the list and so share them.
 
-It is set for each sample, and so a list: an object with names takes longer to make. Whoever waits for work sets it to
-``None``, so that a parked thread keeps no dataset alive.
+It is set for each sample, and so a list: an object with names takes longer to make. Tiny files that one thread loads in
+a row share one, which is written to: it is right for as long as the sample's own code runs. Whoever waits for work sets
+it to ``None``, so that a parked thread keeps no dataset alive.
 """
 
 

@@ -15,6 +15,8 @@ from aioload.engine.source import Source, refuse_coroutine
 from aioload.engine.tasks import TaskPool
 from aioload.errors import strip
 
+_SAMPLE = Stage.SAMPLE  # a member of an enum takes 0.1 us to look up
+
 
 class Gate(Protocol):
     """Keeps jobs of batches beyond the window from starting, once it is known how large batches are."""
@@ -70,7 +72,7 @@ class SampleFetcher:
             self._gate.hold((self._fetch, batch, position, None))
             return
         index = batch.indices[position]
-        HERE.set([self._context, index, Stage.SAMPLE, worker.number, None])
+        HERE.set([self._context, index, _SAMPLE, worker.number, None])
         try:
             sample = self._samples[index]
             if type(sample) is CoroutineType:
@@ -111,7 +113,7 @@ class AsyncFetcher:
         tally.reads_in_flight += 1
         started = time.perf_counter()
         index = batch.indices[position]
-        HERE.set([self._source.context, index, Stage.SAMPLE, 0, None])
+        HERE.set([self._source.context, index, _SAMPLE, 0, None])
         try:
             sample = await self._source.samples[index]
         except BaseException as exc:

@@ -12,6 +12,8 @@ from aioload.engine.cursors import has_state
 from aioload.engine.position import Place, Progress, as_ranges, from_ranges
 from aioload.errors import DatasetError, StateError, is_interrupt
 
+_ITEM = Stage.ITEM  # a member of an enum takes 0.1 us to look up
+
 
 class Once:
     """Calls a ``worker_init_fn`` for workers that persist: for the first pass, or for a later one where it failed."""
@@ -120,7 +122,7 @@ class Lane:
     def _next(self, position: int) -> Any:
         if self.ended:  # an exhausted iterator is not asked again
             raise StopIteration
-        HERE.set([self._context, position, Stage.ITEM, self._worker, None])
+        HERE.set([self._context, position, _ITEM, self._worker, None])
         if self._items is None:
             try:
                 self._items = self._begun()
@@ -150,12 +152,12 @@ class Lane:
         num_items = saved.get("num_items", 0)
         if "dataset" not in saved and "iterator" not in saved:
             self._pass_over(items, num_items)
-        HERE.set([self._context, num_items, Stage.ITEM, self._worker, None])
+        HERE.set([self._context, num_items, _ITEM, self._worker, None])
         return items
 
     def _pass_over(self, items: Iterator[Any], num_items: int) -> None:
         for position in range(num_items):
-            HERE.set([self._context, position, Stage.ITEM, self._worker, None])
+            HERE.set([self._context, position, _ITEM, self._worker, None])
             try:
                 next(items)
             except StopIteration:

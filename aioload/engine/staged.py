@@ -24,6 +24,8 @@ SAMPLES_PER_JOB = 16
 
 _MEASURE_EVERY = 16
 
+_LOCATION, _SAMPLE = Stage.LOCATION, Stage.SAMPLE  # a member of an enum takes 0.1 us to look up
+
 
 class StagedFetcher:
     """STAGED: read on the read pool, decode where it is cheapest."""
@@ -59,7 +61,7 @@ class StagedFetcher:
         tally = worker.tally
         tally.reads_in_flight = 1
         index = batch.indices[position]
-        HERE.set([self._context, index, Stage.LOCATION, worker.number % self._num_workers, None])
+        HERE.set([self._context, index, _LOCATION, worker.number % self._num_workers, None])
         try:
             data = read_file(self._location(index))
         except BaseException as exc:
@@ -84,7 +86,8 @@ class StagedFetcher:
         worker.num_units = stop - start
         tally, indices, mark, clock = worker.tally, batch.indices, worker.mark, time.perf_counter
         location, decode = self._location, self._samples.decode
-        context, number, set_here = self._context, worker.number % self._num_workers, HERE.set
+        here = [self._context, None, _LOCATION, worker.number % self._num_workers, None]
+        HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
         read_s = decode_s = collate_s = 0.0
         tally.reads_in_flight = 1
         for position in range(start, stop):
@@ -92,13 +95,13 @@ class StagedFetcher:
                 settle(batch, batch.drop(position), worker)
                 continue
             index, stage = indices[position], "read"
-            set_here([context, index, Stage.LOCATION, number, None])
+            here[1], here[2], here[4] = index, _LOCATION, None
             try:
                 data = read_file(location(index))
                 read_ended = clock()
                 tally.bytes_read += len(data)
                 stage = "decode"
-                set_here([context, index, Stage.SAMPLE, number, None])
+                here[2], here[4] = _SAMPLE, None
                 sample = decode(data, index)
             except BaseException as exc:
                 settle(batch, batch.fail(position, strip(exc), stage), worker)
@@ -126,7 +129,7 @@ class StagedFetcher:
         measured = self._may_inline and self._num_decoded % _MEASURE_EVERY == 1
         cpu_started = time.thread_time() if measured else 0.0
         index = batch.indices[position]
-        HERE.set([self._context, index, Stage.SAMPLE, worker.number % self._num_workers, None])
+        HERE.set([self._context, index, _SAMPLE, worker.number % self._num_workers, None])
         try:
             sample = self._samples.decode(data, index)
             if type(sample) is CoroutineType:
