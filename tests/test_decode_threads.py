@@ -1,14 +1,17 @@
 """Which threads decode: those for decoding, or those that read where decoding costs less than handing over."""
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.utils.data
 from failing import AsyncNumbers, IterableNumbers, ManyNumbers, MapNumbers
 from outcomes import of_iterator
 
@@ -100,23 +103,23 @@ def test_they_stay_on_decode_threads_where_worker_init_fn_has_been_called(
         assert begun[0][2] == 0  # no sample was decoded before
 
 
-def test_a_thread_decodes_nothing_before_its_worker_init_fn_has_returned(tmp_path: Path) -> None:
-    with GatedFiles(tmp_path, 4, opened=True, decodes_opened=False) as dataset:
-        gates = dataset.decodes
+def test_nothing_is_loaded_before_worker_init_fn_has_returned_in_every_worker(tmp_path: Path) -> None:
+    with GatedFiles(tmp_path, 4, opened=True) as dataset:
+        gates = Gates()
 
         def begin(number: int) -> None:
-            gates.pass_through(f"worker {number}")
+            gates.pass_through(number)
 
-        with DataLoader(dataset, num_workers=2, worker_init_fn=begin, num_concurrent_reads=1) as loader:
-            batches = iter(loader)  # one read at a time, so they are decoded in order
-            gates.wait_started("worker 0", "worker 1")
-            dataset.gates.wait_finished(*range(4))  # all read, none decoded
-            assert set(gates.started) == {"worker 0", "worker 1"}
-            gates.open("worker 1")
-            gates.wait_started(0)
-            assert gates.threads[0] == gates.threads["worker 1"]
-            gates.open_all()
-            assert of_iterator(batches) == [[0], [1], [2], [3]]
+        got: list[Any] = []
+        loader = DataLoader(dataset, num_workers=2, worker_init_fn=begin)
+        consumer = threading.Thread(target=lambda: got.extend(of_iterator(iter(loader))))
+        consumer.start()
+        gates.open(0)
+        gates.wait_started(1)
+        assert not dataset.gates.started
+        gates.open(1)
+        consumer.join()
+        assert got == [[0], [1], [2], [3]]
 
 
 class BrokenError(Exception):
@@ -146,17 +149,16 @@ every_kind = pytest.mark.parametrize("make", GATED, ids=["map", "async", "files"
 
 @every_kind
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_worker_init_fn_that_fails_when_everything_is_loaded_is_not_lost(
+def test_a_worker_init_fn_that_fails_in_the_last_worker_is_not_lost(
     make: Callable[[Path], Any], persistent: bool, tmp_path: Path
 ) -> None:
     begin = Beginnings()
+    begin.gates.open("worker 2")
     with (
         make(tmp_path) as dataset,
         DataLoader(dataset, num_workers=3, worker_init_fn=begin, persistent_workers=persistent) as loader,
     ):
         batches = iter(loader)
-        (dataset.decodes if isinstance(dataset, GatedFiles) else dataset.gates).wait_finished(*range(4))
-        begin.gates.open("worker 2")
         for _ in range(2):
             with pytest.raises(BrokenError) as caught:
                 next(batches)
@@ -220,13 +222,43 @@ async def test_it_is_not_lost_where_rows_are_gathered_for_a_coroutine() -> None:
 
 
 @every_kind
-def test_a_pass_can_be_dropped_before_every_worker_has_begun(make: Callable[[Path], Any], tmp_path: Path) -> None:
+async def test_a_pass_can_be_dropped_before_every_worker_has_begun(make: Callable[[Path], Any], tmp_path: Path) -> None:
     begin = Beginnings()
     with make(tmp_path) as dataset:
-        batches = iter(DataLoader(dataset, num_workers=3, worker_init_fn=begin))
-        (dataset.decodes if isinstance(dataset, GatedFiles) else dataset.gates).wait_finished(*range(4))
+        batches = aiter(DataLoader(dataset, num_workers=3, worker_init_fn=begin))
+        await asyncio.to_thread(begin.gates.wait_started, "worker 2")
         del batches
         begin.gates.open_all()
+
+
+SEEDED: list[Callable[[], Any]] = [MapNumbers, AsyncNumbers, IterableNumbers, lambda: TensorDataset(torch.arange(4))]
+
+
+@pytest.mark.parametrize("make", SEEDED, ids=["map", "async", "iterable", "tensors"])
+def test_what_worker_init_fn_seeds_is_not_the_consumers(make: Callable[[], Any]) -> None:
+    seeds = []
+
+    def seed_all(number: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        seeds.append((torch.initial_seed() - info.seed, random.getstate(), float(np.random.rand())))
+        torch.manual_seed(12345)
+        random.seed(number)
+        np.random.seed(number)
+
+    def drawn(**arguments: Any) -> list[Any]:
+        torch.manual_seed(1)
+        random.seed(2)
+        np.random.seed(3)
+        seen = []
+        for _ in range(3):
+            list(DataLoader(make(), num_workers=2, **arguments))
+            seen.append([random.random(), float(np.random.rand()), float(torch.rand(()))])
+        return seen
+
+    assert drawn(worker_init_fn=seed_all) == drawn()
+    assert {offset for offset, _, _ in seeds} == {0}
+    assert len({state for _, state, _ in seeds}) == len({number for _, _, number in seeds}) == len(seeds)
 
 
 @pytest.mark.parametrize("make", [AsyncNumbers, MapNumbers, ManyNumbers, IterableNumbers])

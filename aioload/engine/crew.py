@@ -82,7 +82,8 @@ class Crew:
         kind: The kind of dataset: it decides what is needed beside the decode pool.
         num_workers: Decode threads.
         num_concurrent_reads: Read threads, or tasks for an async dataset.
-        worker_init_fn: Called with its number in each decode thread before its first job.
+        worker_init_fn: Called with its number in each decode thread before its first job; waited for, unless an
+            event loop runs here.
         portal: The loop; the crew counts as one user of it. Runs reach it by way of the :class:`Entrance`.
         ledger: Where the threads' tallies are kept.
 
@@ -128,8 +129,10 @@ class Crew:
         )
         try:
             self.decode.start()
-            if kind is Kind.TAKE and worker_init_fn is not None and not aside.in_event_loop():
-                self._wait_for_workers()  # the consumer may gather all batches by itself, past the entrance
+            if worker_init_fn is not None and not aside.in_event_loop():
+                self.portal.wait()  # the consumer must not draw random numbers that are not its own
+                if kind is Kind.TAKE:  # it may gather all batches by itself, past the entrance
+                    self._raise_untold()
         except BaseException:
             self.stop()
             raise
@@ -166,8 +169,7 @@ class Crew:
             self.reads.widen_if_stuck()
         self.decode.widen_if_stuck()
 
-    def _wait_for_workers(self) -> None:
-        self.portal.wait()
+    def _raise_untold(self) -> None:
         if self.crashed:
             error = self._untold
             assert error is not None

@@ -30,6 +30,26 @@ class Once:
                 self._is_done = True
 
 
+class Start:
+    """What there is to resume a lane by before its first item. It outlives the lane, and keeps no iterator."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.lock = threading.Lock()  # held while the lane begins
+        self._dataset = dataset
+        self._mark: dict[str, Any] | None = None
+
+    def set(self, mark: dict[str, Any]) -> None:
+        """Note what it is, once the lane has begun."""
+        self._dataset, self._mark = None, mark
+
+    def mark(self) -> dict[str, Any]:
+        """Return it. Any thread."""
+        with self.lock:
+            if self._mark is not None:
+                return self._mark
+            return {"dataset": copy.deepcopy(self._dataset.state_dict())} if has_state(self._dataset) else {}
+
+
 class Lane:
     """One iterator over an iterable dataset, begun when it is first asked for items.
 
@@ -40,7 +60,6 @@ class Lane:
         number: Which lane it is.
         context: What the dataset's code is told of the pass; its ``dataset`` is what is iterated over.
         worker: The number that the dataset's code sees; ``None`` for no worker at all.
-        on_begin: Called before the dataset is asked for its iterator.
         saved: Where the lane was, by its state, to go on behind it.
     """
 
@@ -49,16 +68,16 @@ class Lane:
         number: int,
         context: PassContext,
         worker: int | None,
-        on_begin: Callable[[int], None] | None,
         saved: Mapping[str, Any],
     ) -> None:
         self.number = number
+        self.start = Start(context.dataset)
         self.lock = threading.Lock()
         self.expected: deque[Any] = deque()
         self.position: int = saved.get("num_items", 0)  # items that have come, and so the place of the next
         self.ended: bool = saved.get("ended", False)
         self.stage = "fetch"  # what an error belongs to
-        self._context, self._worker, self._on_begin = context, worker, on_begin
+        self._context, self._worker = context, worker
         self._saved = saved
         self._num_taken: int = saved.get("num_done", 0)
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
@@ -70,6 +89,18 @@ class Lane:
     def is_empty(self) -> bool:
         """Whether there is certainly nothing more to take."""
         return self.ended and self._error is None and not self._kept
+
+    def initialise(self, worker_init_fn: Callable[[int], None]) -> None:
+        """Call ``worker_init_fn``; what it raises comes in place of the first batch."""
+        HERE.set([self._context, None, Stage.BATCH, self._worker, None])
+        try:
+            worker_init_fn(self.number)
+        except BaseException as exc:
+            if is_interrupt(exc):
+                raise
+            self.stage, self.ended, self._error = "worker_init_fn", True, exc
+        finally:
+            HERE.set(None)
 
     def take(self, count: int, *, whole: bool) -> tuple[list[Any], int, Place]:
         """Return the next ``count`` items, fewer before the end or before an error, unless ``whole``.
@@ -136,19 +167,17 @@ class Lane:
             raise
 
     def _begun(self) -> Iterator[Any]:
-        on_begin, self._on_begin = self._on_begin, None
-        if on_begin is not None:
-            self.stage = "worker_init_fn"
-            HERE.set([self._context, None, Stage.BATCH, self._worker, None])
-            on_begin(self.number)
-            self.stage = "fetch"
         dataset, saved = self._context.dataset, self._saved
         HERE.set([self._context, 0, Stage.BEGIN, self._worker, None])
-        if "dataset" in saved:
-            dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
-        items: Iterator[Any] = iter(dataset)
-        if "iterator" in saved:
-            items.load_state_dict(copy.deepcopy(saved["iterator"]))  # type: ignore[attr-defined]
+        with self.start.lock:
+            if "dataset" in saved:
+                dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
+            items: Iterator[Any] = iter(dataset)
+            if items is dataset and self._worker is not None:
+                items = _fresh(items)
+            if "iterator" in saved:
+                items.load_state_dict(copy.deepcopy(saved["iterator"]))  # type: ignore[attr-defined]
+            self.start.set(self._mark_of(items))
         num_items = saved.get("num_items", 0)
         if "dataset" not in saved and "iterator" not in saved:
             self._pass_over(items, num_items)
@@ -168,9 +197,12 @@ class Lane:
                 raise StateError(message) from None
 
     def _mark(self) -> dict[str, Any]:
-        mark: dict[str, Any] = {"num_items": self.position, "ended": self.ended}
-        if self._items is not None and has_state(self._items):
-            mark["iterator"] = copy.deepcopy(self._items.state_dict())  # type: ignore[attr-defined]
+        return self._mark_of(self._items) | {"ended": self.ended}
+
+    def _mark_of(self, items: Iterator[Any] | None) -> dict[str, Any]:
+        mark: dict[str, Any] = {"num_items": self.position}
+        if items is not None and has_state(items):
+            mark["iterator"] = copy.deepcopy(items.state_dict())  # type: ignore[attr-defined]
         elif has_state(self._context.dataset):
             mark["dataset"] = copy.deepcopy(self._context.dataset.state_dict())
         return mark
@@ -184,7 +216,8 @@ class Items:
         num_lanes: Iterators; where there are several, each goes over a copy of the dataset, as a dataset may keep its
             place or its part in itself.
         threaded: Whether they are worked on by threads, and so are workers to the dataset.
-        on_begin: Called with the number of each lane that begins.
+        worker_init_fn: Called here with the number of each lane.
+        in_order: Whether lanes take turns strictly, or one that is busy is passed over.
         saved: Where the lanes were, by their state.
 
     Raises:
@@ -197,7 +230,8 @@ class Items:
         *,
         num_lanes: int,
         threaded: bool,
-        on_begin: Callable[[int], None] | None,
+        worker_init_fn: Callable[[int], None] | None,
+        in_order: bool,
         saved: Mapping[str, Any] | None,
     ) -> None:
         saved_lanes = (saved or {}).get("lanes", [{}] * num_lanes)
@@ -208,7 +242,6 @@ class Items:
                 number,
                 context if num_lanes == 1 else replace(context, dataset=_copy_of(context.dataset)),
                 number if threaded or num_lanes > 1 else None,
-                on_begin,
                 saved_lane,
             )
             for number, saved_lane in enumerate(saved_lanes)
@@ -217,27 +250,33 @@ class Items:
             Progress(lane.get("num_done", 0), from_ranges(lane.get("ahead", ())), lane or None) for lane in saved_lanes
         ]
         self.latest_lane: int = (saved or {}).get("latest_lane", -1)
+        self._in_order = in_order
         self._turn = (self.latest_lane + 1) % num_lanes
+        if worker_init_fn is not None:
+            for lane in self.lanes:
+                lane.initialise(worker_init_fn)
 
     def next_lane(self) -> Lane | None:
         """Return the lane whose turn it is, of those that have not ended; ``None`` if all have."""
-        for step in range(len(self.lanes)):
-            lane: Lane = self.lanes[(self._turn + step) % len(self.lanes)]
-            if not lane.is_empty:
-                self._turn = (lane.number + 1) % len(self.lanes)
-                return lane
-        return None
+        by_turns = self.lanes[self._turn :] + self.lanes[: self._turn]
+        left = [lane for lane in by_turns if not lane.is_empty]
+        if not left:
+            return None
+        free = [] if self._in_order else [lane for lane in left if not lane.expected and not lane.lock.locked()]
+        lane = (free or left)[0]
+        self._turn = (lane.number + 1) % len(self.lanes)
+        return lane
 
     def give_back(self, lane: Lane) -> None:
         """Have a lane that was interrupted be the next one again."""
         self._turn = lane.number
 
 
-def lane_states(lanes: Sequence[Progress]) -> list[dict[str, Any]]:
+def lane_states(lanes: Sequence[Progress], starts: Sequence[Start]) -> list[dict[str, Any]]:
     """Return, for JSON, what lanes need to go on behind what has been handed out."""
     states = []
-    for progress in lanes:
-        state = dict(progress.mark or {})
+    for progress, start in zip(lanes, starts, strict=True):
+        state = dict(progress.mark or start.mark())
         state.pop("ahead", None)
         if progress.done:
             state["num_done"] = progress.done
@@ -245,6 +284,14 @@ def lane_states(lanes: Sequence[Progress]) -> list[dict[str, Any]]:
             state["ahead"] = as_ranges(progress.ahead)
         states.append(copy.deepcopy(state))
     return states
+
+
+def _fresh(dataset: Iterator[Any]) -> Iterator[Any]:
+    """Return a copy of a dataset that is its own iterator, and would have ended for good after one pass."""
+    try:
+        return copy.deepcopy(dataset)
+    except Exception:  # then it is passed over once, as without threads
+        return dataset
 
 
 def _copy_of(dataset: Any) -> Any:

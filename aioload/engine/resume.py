@@ -1,7 +1,7 @@
 """Resume: the state of a pass, for JSON, and whether it fits the loader that is to go on with it."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler
@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from aioload.engine.cursors import has_state, state_at_start
 from aioload.engine.epochs import innermost
 from aioload.engine.indices import IndexStream
-from aioload.engine.items import lane_states
+from aioload.engine.items import Start, lane_states
 from aioload.engine.position import Position
 from aioload.errors import StateError
 from aioload.samplers import Seekable
@@ -24,12 +24,12 @@ class Record:
     Args:
         stream: Its indices.
         position: How far the consumer is.
-        of_items: Whether it goes over an iterable dataset.
+        starts: Where the lanes of an iterable dataset began.
     """
 
-    def __init__(self, stream: IndexStream, position: Position, *, of_items: bool) -> None:
+    def __init__(self, stream: IndexStream, position: Position, starts: Sequence[Start] = ()) -> None:
         self.position, self.epoch = position, stream.epoch
-        self._stream, self._of_items = stream, of_items
+        self._stream, self._starts = stream, starts
 
     @property
     def base_seed(self) -> int:
@@ -45,10 +45,10 @@ class Record:
         """Return what another pass needs to go on from here."""
         position = self.position
         state = {"epoch": self.epoch, "num_yielded": position.num_yielded}
-        if not self._of_items:
+        if not self._starts:
             return state | self._stream.state(position.lanes[0])
         state |= self._stream.state(self._stream.progress)
-        return state | {"lanes": lane_states(position.lanes), "latest_lane": position.latest_lane}
+        return state | {"lanes": lane_states(position.lanes, self._starts), "latest_lane": position.latest_lane}
 
 
 def start_of(

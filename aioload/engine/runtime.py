@@ -16,6 +16,7 @@ from typing import Any
 from aioload.collate import collation_rules
 from aioload.context import HERE, PassContext, Stage
 from aioload.copier import Copier, CudaCopier
+from aioload.engine.beginning import Beginning
 from aioload.engine.crew import Crew
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
@@ -131,18 +132,23 @@ class Runtime:
         context = PassContext(plan.dataset, num_workers, stream.base_seed, plan.seed, stream.epoch)
         items = None
         if kind is Kind.ITERABLE:
-            on_begin = plan.worker_init_fn if plan.num_workers > 0 else None
-            if on_begin is not None and plan.persistent and plan.iterable_workers == 1:  # copies all begin anew
+            worker_init_fn = self._beginning(stream.base_seed) if plan.num_workers > 0 else None
+            if worker_init_fn is not None and plan.persistent and plan.iterable_workers == 1:  # copies all begin anew
                 self._begun = Once() if first else self._begun
-                on_begin = functools.partial(self._begun.call, on_begin)
+                worker_init_fn = functools.partial(self._begun.call, worker_init_fn)
             items = Items(
                 context,
                 num_lanes=plan.iterable_workers,
                 threaded=plan.num_workers > 0,
-                on_begin=on_begin,
+                worker_init_fn=worker_init_fn,
+                in_order=settings.in_order,
                 saved=saved,
             )
         return Source(context, batched=settings.batched, by_rows=settings.by_rows, items=items)
+
+    def _beginning(self, base_seed: int) -> Callable[[int], None] | None:
+        worker_init_fn = self._plan.worker_init_fn
+        return None if worker_init_fn is None else Beginning(worker_init_fn, base_seed)
 
     def _portal(self, *, keep_loop: bool) -> Portal:
         if not keep_loop:
@@ -154,10 +160,10 @@ class Runtime:
 
     def _new_crew(self, source: Source) -> Crew:
         plan, kind = self._plan, source.kind
-        on_start = None
-        if plan.worker_init_fn is not None and kind is not Kind.ITERABLE:  # there workers are its iterators
+        on_start = None if kind is Kind.ITERABLE else self._beginning(source.context.base_seed)
+        if on_start is not None:
             context = replace(source.context, num_workers=plan.num_workers)
-            on_start = functools.partial(_initialise, plan.worker_init_fn, context)
+            on_start = functools.partial(_initialise, on_start, context)
         return Crew(
             kind,
             num_workers=plan.num_workers,

@@ -57,8 +57,9 @@ class Source:
     def record(self, stream: IndexStream, num_yielded: int) -> Record:
         """Return the record of a pass that begins, of which the consumer has had ``num_yielded`` batches before."""
         if self._items is None:
-            return Record(stream, Position([stream.progress], num_yielded), of_items=False)
-        return Record(stream, Position(self._items.progress, num_yielded, self._items.latest_lane), of_items=True)
+            return Record(stream, Position([stream.progress], num_yielded))
+        position = Position(self._items.progress, num_yielded, self._items.latest_lane)
+        return Record(stream, position, [lane.start for lane in self._items.lanes])
 
     def locate(self, index: Any) -> Any:
         """Return where a sample is, for a message, or ``None`` if the dataset cannot tell."""

@@ -1,6 +1,7 @@
 """Whole: datasets that give a batch at a time: gathered from tensors, from ``__getitems__``, or the next items."""
 
 import time
+from typing import Any
 
 from aioload.context import HERE, Stage
 from aioload.engine.batch import Batch
@@ -98,25 +99,58 @@ class BatchFetcher:
 
     def _items(self, worker: Worker, batch: Batch, _: None, __: None) -> None:
         lane = self._turn(batch)
-        if lane is None:
-            return
-        with lane.lock:
-            worker.mark = time.perf_counter()
-            batch = lane.expected.popleft()
-            if not batch.wants(-1):
+        if lane is not None:
+            self._serve(worker, lane, None, None)
+
+    def _serve(self, worker: Worker, lane: Lane, _: None, __: None) -> None:
+        """Load the next batch of a lane, unless another thread is at it, who then sees to the one after it."""
+        taken = None
+        while taken is None and lane.expected:
+            if not lane.lock.acquire(blocking=False):
                 return
             try:
-                items, position, batch.place = lane.take(len(batch.indices), whole=self._batched and self._drop_last)
-            except StopIteration:
-                self._end(batch)
-                return
-            except BaseException as exc:
-                batch.place = lane.place_of_error()
-                batch.fail_whole(strip(exc), lane.stage, lane.position if lane.stage == "fetch" else None)
-                return
+                if not lane.expected:  # somebody may add to it at this moment, and go away because we are here
+                    continue
+                if self._must_wait(lane):
+                    return
+                worker.mark = time.perf_counter()
+                taken = self._take(lane, lane.expected.popleft())
+            finally:
+                lane.lock.release()
+        if taken is None:
+            return
+        if lane.expected:
+            self._pool.submit(((self._serve, lane, None, None),), 1)
+        batch, items, position = taken
         lap_decode(worker)
         batch.fill(items, worker.tally, range(position, position + len(items)))
         lap_collate(worker)
+
+    def _must_wait(self, lane: Lane) -> bool:
+        """Whether the next batch of a lane is beyond the window; if so, it is served when it no longer is."""
+        batch = lane.expected[0]
+        if not self._gate.is_narrow or batch.number < self._gate.horizon:
+            return False
+        self._gate.hold((self._serve_later, batch, lane, None))
+        return True
+
+    def _serve_later(self, worker: Worker, _: Batch, lane: Lane, __: None) -> None:
+        self._serve(worker, lane, None, None)
+
+    def _take(self, lane: Lane, batch: Batch) -> tuple[Batch, list[Any], int] | None:
+        """Return a batch, its items, and the position of the first; ``None`` if there is nothing to make of it."""
+        if not batch.wants(-1):
+            return None
+        try:
+            items, position, batch.place = lane.take(len(batch.indices), whole=self._batched and self._drop_last)
+        except StopIteration:
+            self._end(batch)
+        except BaseException as exc:
+            batch.place = lane.place_of_error()
+            batch.fail_whole(strip(exc), lane.stage, lane.position if lane.stage == "fetch" else None)
+        else:
+            return batch, items, position
+        return None
 
     def _turn(self, batch: Batch) -> Lane | None:
         """Give the batch that is the first in line, often ``batch`` itself, its turn; return the lane it is for."""

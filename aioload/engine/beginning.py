@@ -1,0 +1,54 @@
+"""Beginning: ``worker_init_fn`` in a worker, which shares its process, and so its random numbers, with the consumer.
+
+Scripts seed ``random``, numpy and torch there, for worker processes of their own. Here that would seed the training
+step. So the function finds the generators seeded for the worker, as torch seeds them, and they are put back afterwards.
+"""
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+_LOCK = threading.Lock()  # the generators are the process's
+
+
+class Beginning:
+    """Calls ``worker_init_fn`` for one worker at a time. Any thread may call it.
+
+    Args:
+        worker_init_fn: The user's function.
+        base_seed: Worker ``number`` is seeded with ``base_seed + number``.
+    """
+
+    def __init__(self, worker_init_fn: Callable[[int], None], base_seed: int) -> None:
+        self._worker_init_fn, self._base_seed = worker_init_fn, base_seed
+
+    def __call__(self, number: int) -> None:
+        """Call it for worker ``number``; the process's generators are afterwards what they were before."""
+        with _LOCK, kept_generators():
+            _seed(self._base_seed + number)
+            self._worker_init_fn(number)
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the global generators of ``random``, numpy and torch back at the end."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all devices too
