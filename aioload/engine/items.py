@@ -173,8 +173,8 @@ class Lane:
             if "dataset" in saved:
                 dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
             items: Iterator[Any] = iter(dataset)
-            if items is dataset and self._worker is not None:
-                items = _fresh(items)
+            if items is dataset and self._worker is not None and self._context.num_workers == 1:
+                items = iter(_fresh(items))  # where there are several lanes, it is a copy already
             if "iterator" in saved:
                 items.load_state_dict(copy.deepcopy(saved["iterator"]))  # type: ignore[attr-defined]
             self.start.set(self._mark_of(items))
