@@ -1,6 +1,7 @@
 """Items: what comes out of an iterable dataset, by one iterator over it or by several side by side."""
 
 import copy
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +63,10 @@ class Lane:
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
         self._items: Iterator[Any] | None = None
         self._error: BaseException | None = None
+        self._errors: list[int] = list(saved.get("errors", ()))  # after how many items each has been raised
         self._kept: list[Any] = []  # the items of a call that was interrupted
+        if self.ended and "dataset" in saved:  # nobody will ask the lane, but the next pass may depend on it
+            context.dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +76,7 @@ class Lane:
     def take(self, count: int, *, whole: bool) -> tuple[list[Any], int, Place]:
         """Return the next ``count`` items, fewer before the end or before an error, unless ``whole``.
 
-        Batches that were handed out before the state was saved are left out.
+        Batches, and errors, that were handed out before the state was saved are left out.
 
         Returns:
             The items, the position of the first, and the place of the batch they are.
@@ -83,7 +87,13 @@ class Lane:
                 ``whole``. ``position`` is its place.
         """
         while True:
-            items = self._take(count, whole=whole)
+            try:
+                items = self._take(count, whole=whole)
+            except BaseException as exc:
+                if isinstance(exc, StopIteration) or is_interrupt(exc) or self._num_taken not in self._skipped:
+                    raise
+                self.place_of_error()
+                continue
             number, self._num_taken = self._num_taken, self._num_taken + 1
             if number not in self._skipped:
                 return items, self.position - len(items), Place(self.number, number, self._mark())
@@ -91,6 +101,7 @@ class Lane:
     def place_of_error(self) -> Place:
         """Return the place of the batch that :meth:`take` has raised an error for."""
         number, self._num_taken = self._num_taken, self._num_taken + 1
+        self._errors.append(self.position)
         return Place(self.number, number, self._mark())
 
     def _take(self, count: int, *, whole: bool) -> list[Any]:
@@ -149,21 +160,35 @@ class Lane:
             items.load_state_dict(copy.deepcopy(saved["iterator"]))  # type: ignore[attr-defined]
         num_items = saved.get("num_items", 0)
         if "dataset" not in saved and "iterator" not in saved:
-            self._pass_over(items, num_items)
+            items = self._passed_over(items, num_items, list(saved.get("errors", ())))
         HERE.set([self._context, num_items, Stage.ITEM, self._worker, None])
         return items
 
-    def _pass_over(self, items: Iterator[Any], num_items: int) -> None:
-        for position in range(num_items):
+    def _passed_over(self, items: Iterator[Any], num_items: int, errors: list[int]) -> Iterator[Any]:
+        """Return ``items`` behind what was handed out: so many of them, and the errors, if they come again."""
+        position = 0
+        while position < num_items or errors:
             HERE.set([self._context, position, Stage.ITEM, self._worker, None])
             try:
-                next(items)
+                item = next(items)
             except StopIteration:
+                if position == num_items:
+                    break
                 message = (
                     f"The state was saved after {num_items} items, and the dataset has only {position} now. Give it "
                     "the data that it had then."
                 )
                 raise StateError(message) from None
+            except BaseException as exc:
+                if is_interrupt(exc) or position not in errors:
+                    raise
+                errors.remove(position)
+                continue
+            if position == num_items:  # in place of an error
+                return itertools.chain([item], items)
+            position += 1
+            errors = [each for each in errors if each >= position]
+        return items
 
     def _mark(self) -> dict[str, Any]:
         mark: dict[str, Any] = {"num_items": self.position, "ended": self.ended}
@@ -171,6 +196,8 @@ class Lane:
             mark["iterator"] = copy.deepcopy(self._items.state_dict())  # type: ignore[attr-defined]
         elif has_state(self._context.dataset):
             mark["dataset"] = copy.deepcopy(self._context.dataset.state_dict())
+        elif self._errors:
+            mark["errors"] = list(self._errors)
         return mark
 
 
@@ -198,6 +225,7 @@ class Items:
         on_begin: Callable[[int], None] | None,
         saved: Mapping[str, Any] | None,
     ) -> None:
+        at_start = lanes_at_start(context.dataset, num_lanes)
         saved_lanes = (saved or {}).get("lanes", [{}] * num_lanes)
         self.lock = threading.Lock()  # for giving out turns
         self.expected: deque[Any] = deque()
@@ -212,7 +240,8 @@ class Items:
             for number, saved_lane in enumerate(saved_lanes)
         ]
         self.progress = [
-            Progress(lane.get("num_done", 0), from_ranges(lane.get("ahead", ())), lane or None) for lane in saved_lanes
+            Progress(lane.get("num_done", 0), from_ranges(lane.get("ahead", ())), lane or start or None)
+            for lane, start in zip(saved_lanes, at_start, strict=True)
         ]
         self.latest_lane: int = (saved or {}).get("latest_lane", -1)
         self._turn = (self.latest_lane + 1) % num_lanes
@@ -229,6 +258,13 @@ class Items:
     def give_back(self, lane: Lane) -> None:
         """Have a lane that was interrupted be the next one again."""
         self._turn = lane.number
+
+
+def lanes_at_start(dataset: Any, num_lanes: int) -> list[dict[str, Any]]:
+    """Return, for JSON, what lanes need to begin as they would now, in a pass that has not begun."""
+    if not has_state(dataset):
+        return [{}] * num_lanes
+    return [{"dataset": copy.deepcopy(dataset.state_dict())} for _ in range(num_lanes)]
 
 
 def lane_states(lanes: Sequence[Progress]) -> list[dict[str, Any]]:
