@@ -18,9 +18,10 @@ from aioload.arguments import (
 )
 from aioload.copier import resolve_device
 from aioload.engine import aside, resume
-from aioload.engine.epochs import Epochs, innermost
+from aioload.engine.epochs import Epochs, epoch_of, innermost
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
+from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
 from aioload.errors import ArgumentError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
@@ -148,6 +149,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._epoch_was_set = False
         self._latest: resume.Record | None = None  # of the pass that began last, unless an epoch was set since
         self._saved: dict[str, Any] | None = None  # a loaded state that no pass has gone on with yet
+        self._epoch_at_load: int | None = None  # the sampler's own
         self._is_fixed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -211,8 +213,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of ``epoch``, and tell the sampler and the dataset where they have a ``set_epoch``.
 
-        Epochs count by themselves otherwise. A loaded state of this very epoch is still gone on with; one of another
-        epoch is dropped.
+        Epochs count by themselves otherwise. A loaded state of this very epoch is still gone on with; one from within
+        another epoch is dropped.
 
         Raises:
             ArgumentError: ``epoch`` is no whole number from 0 up.
@@ -222,8 +224,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             raise ArgumentError(message)
         self._tell_epoch(epoch)
         self._latest, self._epoch_was_set = None, True
-        if self._saved is not None and self._saved["epoch"] != epoch:
-            self._saved = None
+        self._go_over(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the pass that began last is, to go on from there in this loader or in another, elsewhere.
@@ -241,14 +242,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
             return resume.checked(self._saved, self._saved["fits"])
         if self._latest is not None and not self._latest.position.is_over:
             return self.state_of(self._latest)
-        sampler = self._index_sampler
+        sampler, runtime = self._index_sampler, self._runtimes.get(os.getpid())
         start = resume.start_of(
             self._epochs.next(sampler),
             self.dataset,
             sampler,
             self.generator,
             num_lanes=self.iterable_workers,
-            base_seed=self._latest.base_seed if self._latest is not None and self.persistent_workers else None,
+            base_seed=runtime.base_seed if runtime is not None and self.persistent_workers else None,
         )
         return self._completed(start)
 
@@ -267,7 +268,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if saved.get("epoch_was_set"):
             self._tell_epoch(saved["epoch"])
             self._epoch_was_set = True
+        if resume.is_start(saved):
+            put_back_epochs(self._index_sampler, saved["sampler"])
         self._saved, self._latest = saved, None
+        self._epoch_at_load = epoch_of(self._index_sampler)
 
     def state_of(self, record: resume.Record) -> dict[str, Any]:
         """Return the state of one pass; see ``state_dict()`` of the iterators."""
@@ -284,6 +288,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return iter(self)
 
     def _begin(self) -> Pass:
+        epoch = epoch_of(self._index_sampler)
+        if epoch is not None and epoch != self._epoch_at_load:  # it was set on the sampler
+            self._go_over(epoch)
         saved = self._saved
         if saved is not None and (num_items := resume.num_items_again(saved)):
             warnings.warn(
@@ -296,6 +303,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._saved, self._latest = None, new.run.record
         return new
 
+    def _go_over(self, epoch: int) -> None:
+        """Have a loaded state be of ``epoch``, if it is of a start, or else drop it."""
+        if self._saved is None or self._saved["epoch"] == epoch:
+            return
+        self._saved = {**self._saved, "epoch": epoch} if resume.is_start(self._saved) else None
+
     def _tell_epoch(self, epoch: int) -> None:
         sampler = self._index_sampler
         inner = innermost(sampler)
@@ -305,6 +318,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         found: dict[str, Any] = resume.what_must_fit(
             self.dataset,
             self._index_sampler,
+            self.generator,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             seed=self.seed,
@@ -315,7 +329,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _completed(self, state: dict[str, Any]) -> dict[str, Any]:
         if self._epoch_was_set:
             state["epoch_was_set"] = True
-        return {"version": resume.VERSION, **state, "fits": self._fits()}
+        return resume.completed(state, self._fits())
 
     def _runtime(self) -> Runtime:
         runtime = self._runtimes.get(os.getpid())

@@ -3,9 +3,11 @@
 import warnings
 from typing import Any
 
-from torch.utils.data import DistributedSampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 from aioload.samplers import Seekable
+
+_MOST_LINKS = 16  # an object may answer to any name
 
 
 class Epochs:
@@ -13,7 +15,7 @@ class Epochs:
 
     def __init__(self) -> None:
         self._next = 0
-        self._seen: Any = None  # the sampler's own epoch when it was last looked at
+        self._seen: int | None = None  # the sampler's own epoch when it was last looked at
         self._warned = self._begun = False
 
     def __repr__(self) -> str:
@@ -21,21 +23,20 @@ class Epochs:
 
     def next(self, sampler: Any) -> int:
         """Return the epoch that a pass over ``sampler`` would be now."""
-        inner = innermost(sampler)
-        if isinstance(inner, Seekable):
-            return inner.next_epoch
-        own = getattr(inner, "epoch", None)
-        return own if type(own) is int and own != self._seen else self._next
+        own = epoch_of(sampler)
+        if own is None or (own == self._seen and not isinstance(innermost(sampler), Seekable)):
+            return self._next
+        return own
 
-    def begin(self, sampler: Any, epoch: int) -> None:
-        """Note that a pass over ``sampler`` begins."""
-        inner = innermost(sampler)
-        own = getattr(inner, "epoch", None)
-        if isinstance(inner, DistributedSampler) and inner.shuffle and self._begun and own == self._seen:
+    def begin(self, sampler: Any, epoch: int, *, again: bool = False) -> None:
+        """Note that a pass over ``sampler`` begins, or goes on ``again``."""
+        inner, own = innermost(sampler), epoch_of(sampler)
+        if isinstance(inner, DistributedSampler) and inner.shuffle and self._begun and own == self._seen and not again:
             self._warn_of_equal_orders(own)
         self._next, self._seen, self._begun = epoch + 1, own, True
-        if isinstance(inner, Seekable):
-            inner.set_epoch(epoch + 1)  # type: ignore[attr-defined]
+        seekable = seekable_in(sampler)
+        if seekable is not None:  # which the pass does not move; any other moves when it is iterated over
+            seekable.set_epoch(epoch + 1)
 
     def set(self, epoch: int, *targets: Any) -> None:
         """Make the next pass ``epoch``, and tell each of ``targets`` that has a ``set_epoch``."""
@@ -43,7 +44,7 @@ class Epochs:
             if callable(getattr(target, "set_epoch", None)):
                 target.set_epoch(epoch)
         self._next, self._begun = epoch, False
-        self._seen = getattr(innermost(targets[0]), "epoch", None)
+        self._seen = epoch_of(targets[0])
 
     def _warn_of_equal_orders(self, epoch: Any) -> None:
         if self._warned:
@@ -55,6 +56,35 @@ class Epochs:
             UserWarning,
             stacklevel=6,  # the line of the loop
         )
+
+
+def seekable_in(sampler: Any) -> Any:
+    """Return the sampler that passes begin at an epoch and a position of, without moving it; ``None`` if it has none.
+
+    That is ``sampler`` itself, or the one under torch's own batch sampler: what others do with theirs is not known.
+    """
+    inner = batched_by_torch(sampler)
+    return inner if isinstance(inner, Seekable) else None
+
+
+def batched_by_torch(sampler: Any) -> Any:
+    """Return the sampler whose indices torch's own batch sampler puts together, or ``sampler`` itself."""
+    return sampler.sampler if type(sampler) is BatchSampler else sampler
+
+
+def links_of(sampler: Any) -> list[Any]:
+    """Return the sampler, the one that it takes its indices from, and so on."""
+    links = [sampler]
+    while (inner := getattr(links[-1], "sampler", None)) is not None and len(links) < _MOST_LINKS:
+        links.append(inner)
+    return links
+
+
+def epoch_of(sampler: Any) -> int | None:
+    """Return the epoch that the sampler is set to, if it has one."""
+    inner = innermost(sampler)
+    epoch = getattr(inner, "next_epoch" if isinstance(inner, Seekable) else "epoch", None)
+    return epoch if type(epoch) is int else None
 
 
 def innermost(sampler: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -20,11 +19,12 @@ from torch.utils.data import (
 )
 
 from aioload.engine.appearance import Appearance
-from aioload.engine.cursors import cursor_for, draw_base_seed
-from aioload.engine.epochs import innermost
+from aioload.engine.cursors import can_seek
+from aioload.engine.epochs import batched_by_torch, innermost
+from aioload.engine.generators import draw_base_seed
 from aioload.engine.position import Place, Progress, as_ranges, from_ranges
+from aioload.engine.replay import cursor_for
 from aioload.errors import ErrorContext, annotate, safe_to_raise
-from aioload.samplers import Seekable
 
 _STATELESS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -56,7 +56,7 @@ class IndexStream:
         self.progress = Progress(self.place.number, from_ranges(saved.get("ahead", ())))
         """Where the consumer begins; for whoever counts what it gets."""
         self._next = self.place.number
-        self.num_drawn = saved.get("sampler", {}).get("num_drawn", self._next)
+        self._num_asked = saved.get("sampler", {}).get("num_asked", self._next)
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
         base_seed = saved.get("base_seed", base_seed)
         self._cursor = cursor_for(sampler, generator, epoch=epoch, seeds=base_seed is None)
@@ -77,10 +77,14 @@ class IndexStream:
             BaseException: What the sampler raised.
         """
         while True:
-            with self._device():
-                entry = next(self._entries)
+            try:
+                with self._device():
+                    entry = next(self._entries)
+            except StopIteration:
+                self._num_asked = max(self._num_asked, self._next + 1)  # it may have drawn numbers to find its end
+                raise
             number, self._next = self._next, self._next + 1
-            self.num_drawn = max(self.num_drawn, self._next)
+            self._num_asked = max(self._num_asked, self._next)
             if number not in self._skipped:
                 break
         self.place = Place(0, number, self._cursor.mark())
@@ -102,7 +106,7 @@ class IndexStream:
         state: dict[str, Any] = {
             "num_done": progress.done,
             "base_seed": self.base_seed,
-            "sampler": self._cursor.state(progress.done, self.num_drawn, progress.mark),
+            "sampler": self._cursor.state(progress.done, self._num_asked, progress.mark),
         }
         if progress.ahead:
             state["ahead"] = as_ranges(progress.ahead)
@@ -114,9 +118,7 @@ def can_run_ahead(sampler: Any) -> bool:
 
     True for our own samplers and torch's, whose only state is the generator they draw from.
     """
-    if type(sampler) is BatchSampler:
-        sampler = sampler.sampler
-    return type(sampler) in _STATELESS or isinstance(sampler, Seekable)
+    return type(batched_by_torch(sampler)) in _STATELESS or can_seek(sampler)
 
 
 class Lookahead:
@@ -134,8 +136,7 @@ class Lookahead:
 
     def __init__(self, epoch: int, sampler: Any, generator: torch.Generator | None, *others: Any) -> None:
         self.epoch = epoch
-        inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-        own = getattr(inner, "generator", None)
+        own = getattr(batched_by_torch(sampler), "generator", None)
         self._generators = [g for g in (torch.default_generator, generator, own) if g is not None]
         self._before = self._states()
         self._after = self._before

@@ -1,6 +1,7 @@
 """Items: what comes out of an iterable dataset, by one iterator over it or by several side by side."""
 
 import copy
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,21 +34,14 @@ class Once:
 class Start:
     """What there is to resume a lane by before its first item. It outlives the lane, and keeps no iterator."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self) -> None:
         self.lock = threading.Lock()  # held while the lane begins
-        self._dataset = dataset
-        self._mark: dict[str, Any] | None = None
-
-    def set(self, mark: dict[str, Any]) -> None:
-        """Note what it is, once the lane has begun."""
-        self._dataset, self._mark = None, mark
+        self.known: dict[str, Any] = {}
 
     def mark(self) -> dict[str, Any]:
-        """Return it. Any thread."""
+        """Return it; nothing for a lane that has not begun. Any thread."""
         with self.lock:
-            if self._mark is not None:
-                return self._mark
-            return {"dataset": copy.deepcopy(self._dataset.state_dict())} if has_state(self._dataset) else {}
+            return self.known
 
 
 class Lane:
@@ -71,7 +65,7 @@ class Lane:
         saved: Mapping[str, Any],
     ) -> None:
         self.number = number
-        self.start = Start(context.dataset)
+        self.start = Start()
         self.lock = threading.Lock()
         self.expected: deque[Any] = deque()
         self.position: int = saved.get("num_items", 0)  # items that have come, and so the place of the next
@@ -83,7 +77,10 @@ class Lane:
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
         self._items: Iterator[Any] | None = None
         self._error: BaseException | None = None
+        self._errors: list[int] = list(saved.get("errors", ()))  # after how many items each has been raised
         self._kept: list[Any] = []  # the items of a call that was interrupted
+        if self.ended and "dataset" in saved:  # nobody will ask the lane, but the next pass may depend on it
+            context.dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
 
     @property
     def is_empty(self) -> bool:
@@ -105,7 +102,7 @@ class Lane:
     def take(self, count: int, *, whole: bool) -> tuple[list[Any], int, Place]:
         """Return the next ``count`` items, fewer before the end or before an error, unless ``whole``.
 
-        Batches that were handed out before the state was saved are left out.
+        Batches, and errors, that were handed out before the state was saved are left out.
 
         Returns:
             The items, the position of the first, and the place of the batch they are.
@@ -116,7 +113,13 @@ class Lane:
                 ``whole``. ``position`` is its place.
         """
         while True:
-            items = self._take(count, whole=whole)
+            try:
+                items = self._take(count, whole=whole)
+            except BaseException as exc:
+                if isinstance(exc, StopIteration) or is_interrupt(exc) or self._num_taken not in self._skipped:
+                    raise
+                self.place_of_error()
+                continue
             number, self._num_taken = self._num_taken, self._num_taken + 1
             if number not in self._skipped:
                 return items, self.position - len(items), Place(self.number, number, self._mark())
@@ -124,6 +127,7 @@ class Lane:
     def place_of_error(self) -> Place:
         """Return the place of the batch that :meth:`take` has raised an error for."""
         number, self._num_taken = self._num_taken, self._num_taken + 1
+        self._errors.append(self.position)
         return Place(self.number, number, self._mark())
 
     def _take(self, count: int, *, whole: bool) -> list[Any]:
@@ -177,24 +181,38 @@ class Lane:
                 items = iter(_fresh(items))  # where there are several lanes, it is a copy already
             if "iterator" in saved:
                 items.load_state_dict(copy.deepcopy(saved["iterator"]))  # type: ignore[attr-defined]
-            self.start.set(self._mark_of(items))
+            self.start.known = self._mark_of(items)
         num_items = saved.get("num_items", 0)
         if "dataset" not in saved and "iterator" not in saved:
-            self._pass_over(items, num_items)
+            items = self._passed_over(items, num_items, list(saved.get("errors", ())))
         HERE.set([self._context, num_items, _ITEM, self._worker, None])
         return items
 
-    def _pass_over(self, items: Iterator[Any], num_items: int) -> None:
-        for position in range(num_items):
+    def _passed_over(self, items: Iterator[Any], num_items: int, errors: list[int]) -> Iterator[Any]:
+        """Return ``items`` behind what was handed out: so many of them, and the errors, if they come again."""
+        position = 0
+        while position < num_items or errors:
             HERE.set([self._context, position, _ITEM, self._worker, None])
             try:
-                next(items)
+                item = next(items)
             except StopIteration:
+                if position == num_items:
+                    break
                 message = (
                     f"The state was saved after {num_items} items, and the dataset has only {position} now. Give it "
                     "the data that it had then."
                 )
                 raise StateError(message) from None
+            except BaseException as exc:
+                if is_interrupt(exc) or position not in errors:
+                    raise
+                errors.remove(position)
+                continue
+            if position == num_items:  # in place of an error
+                return itertools.chain([item], items)
+            position += 1
+            errors = [each for each in errors if each >= position]
+        return items
 
     def _mark(self) -> dict[str, Any]:
         return self._mark_of(self._items) | {"ended": self.ended}
@@ -205,6 +223,8 @@ class Lane:
             mark["iterator"] = copy.deepcopy(items.state_dict())  # type: ignore[attr-defined]
         elif has_state(self._context.dataset):
             mark["dataset"] = copy.deepcopy(self._context.dataset.state_dict())
+        elif self._errors:
+            mark["errors"] = list(self._errors)
         return mark
 
 
@@ -234,6 +254,7 @@ class Items:
         in_order: bool,
         saved: Mapping[str, Any] | None,
     ) -> None:
+        at_start = lanes_at_start(context.dataset, num_lanes)
         saved_lanes = (saved or {}).get("lanes", [{}] * num_lanes)
         self.lock = threading.Lock()  # for giving out turns
         self.expected: deque[Any] = deque()
@@ -247,7 +268,8 @@ class Items:
             for number, saved_lane in enumerate(saved_lanes)
         ]
         self.progress = [
-            Progress(lane.get("num_done", 0), from_ranges(lane.get("ahead", ())), lane or None) for lane in saved_lanes
+            Progress(lane.get("num_done", 0), from_ranges(lane.get("ahead", ())), lane or start or None)
+            for lane, start in zip(saved_lanes, at_start, strict=True)
         ]
         self.latest_lane: int = (saved or {}).get("latest_lane", -1)
         self._in_order = in_order
@@ -270,6 +292,13 @@ class Items:
     def give_back(self, lane: Lane) -> None:
         """Have a lane that was interrupted be the next one again."""
         self._turn = lane.number
+
+
+def lanes_at_start(dataset: Any, num_lanes: int) -> list[dict[str, Any]]:
+    """Return, for JSON, what lanes need to begin as they would now, in a pass that has not begun."""
+    if not has_state(dataset):
+        return [{}] * num_lanes
+    return [{"dataset": copy.deepcopy(dataset.state_dict())} for _ in range(num_lanes)]
 
 
 def lane_states(lanes: Sequence[Progress], starts: Sequence[Start]) -> list[dict[str, Any]]:

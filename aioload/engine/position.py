@@ -43,12 +43,17 @@ class Progress:
         """Note that a batch has been handed out."""
         if number != self.done:
             self._ahead[number] = mark
-            return
-        self.done, self.mark = number + 1, mark
-        while self.done in self._ahead:
-            later = self._ahead.pop(self.done)
-            self.mark = self.mark if later is None else later
-            self.done += 1
+            if mark is None or self.done not in self._ahead:
+                return
+        else:
+            self.done, self.mark = number + 1, mark
+        end = self.done
+        while end in self._ahead:  # of those that were ahead when the state was saved the marks are not known
+            later, end = self._ahead[end], end + 1
+            if mark is None or later is not None:
+                for each in range(self.done, end):
+                    del self._ahead[each]
+                self.done, self.mark = end, later
 
 
 class Position:

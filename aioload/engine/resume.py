@@ -6,11 +6,12 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler
 
-from aioload.engine.cursors import has_state, state_at_start
+from aioload.engine.cursors import has_state
 from aioload.engine.epochs import innermost
 from aioload.engine.indices import IndexStream
-from aioload.engine.items import Start, lane_states
+from aioload.engine.items import Start, lane_states, lanes_at_start
 from aioload.engine.position import Position
+from aioload.engine.replay import cursor_for
 from aioload.errors import StateError
 from aioload.samplers import Seekable
 from aioload.samplers.states import differences
@@ -55,22 +56,40 @@ def start_of(
     epoch: int, dataset: Any, sampler: Any, generator: Any, *, num_lanes: int, base_seed: int | None
 ) -> dict[str, Any]:
     """Return the state of a pass that has not begun; ``base_seed`` is that of workers that persist."""
-    state: dict[str, Any] = {"epoch": epoch, "num_yielded": 0, "sampler": state_at_start(sampler, generator)}
+    state: dict[str, Any] = {
+        "epoch": epoch,
+        "num_yielded": 0,
+        "sampler": cursor_for(sampler, generator).state_at_start(),
+    }
     if base_seed is not None:
         state["base_seed"] = base_seed
-    if isinstance(dataset, IterableDataset) and num_lanes == 1 and has_state(dataset):
-        state["lanes"] = [{"dataset": copy.deepcopy(dataset.state_dict())}]  # type: ignore[attr-defined]
+    if isinstance(dataset, IterableDataset) and has_state(dataset):
+        state["lanes"] = lanes_at_start(dataset, num_lanes)
     return state
 
 
-def what_must_fit(dataset: Any, sampler: Any, *, batch_size: int | None, drop_last: bool, **others: Any) -> Any:
+def what_must_fit(
+    dataset: Any, sampler: Any, generator: Any, *, batch_size: int | None, drop_last: bool, **others: Any
+) -> Any:
     """Return, for JSON, what a state and the loader it is given to must agree in."""
     fits: dict[str, Any] = {"batch_size": getattr(sampler, "batch_size", batch_size)}
     fits["drop_last"] = getattr(sampler, "drop_last", drop_last)
     if not isinstance(dataset, IterableDataset):
         fits["dataset_length"] = _length_of(dataset)
         fits["sampler"] = _fingerprint_of(sampler)
+    fits["num_generators"] = len(cursor_for(sampler, generator).generators)
     return fits | others
+
+
+def completed(state: dict[str, Any], fits: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with what makes it fit a loader."""
+    fits["num_generators"] = len(state["sampler"].get("generators", ()))  # a sampler may have made one since
+    return {"version": VERSION, **state, "fits": fits}
+
+
+def is_start(state: Mapping[str, Any]) -> bool:
+    """Whether a state is of a pass that has not begun."""
+    return state["num_yielded"] == 0 and "num_done" not in state
 
 
 def checked(state: Any, fits: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,11 @@ class Runtime:
         limits = [each.reads_limit for each in self._living_passes()]
         return self.ledger.snapshot(max(limits, default=0))
 
+    @property
+    def base_seed(self) -> int | None:
+        """The number drawn for the workers that persist, if there are any."""
+        return None if self._kept.crew is None else self._kept.base_seed
+
     def begin(self, plan: Plan, saved: Mapping[str, Any] | None = None) -> Pass:
         """Return a new pass over the data, not started yet; by a plan of its own, as arguments may be changed.
 
@@ -78,7 +83,7 @@ class Runtime:
                 new = Pass(*self._persistent_run(epoch, saved), owns_crew=False)
             else:
                 new = Pass(*self._single_run(epoch, saved), owns_crew=True)
-            plan.epochs.begin(plan.index_sampler, epoch)
+            plan.epochs.begin(plan.index_sampler, epoch, again=saved is not None)
         self._passes[new] = None
         return new
 

@@ -1,0 +1,186 @@
+"""Replay: over samplers that can only be passed over from the start, a pass that draws the same entries again."""
+
+import copy
+import enum
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+from aioload.engine.cursors import Cursor, Saved, SeekCursor, StatefulCursor, can_seek, has_state, present
+from aioload.engine.epochs import batched_by_torch, links_of, seekable_in
+from aioload.engine.generators import decoded, distinct, draw_base_seed, encoded, global_generator_in, put_back
+from aioload.samplers import Seekable, ShardedSampler
+
+_DRAW_AT_FIRST = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_DRAW_NOTHING = (list, tuple, range, SequentialSampler, DistributedSampler, _InfiniteConstantSampler)
+
+
+class GlobalUse(enum.Enum):
+    """When a sampler draws from torch's global generator."""
+
+    NEVER = "never"
+    AT_FIRST = "when its first entry is asked for"
+    UNKNOWN = "unknown"
+
+
+class ReplayCursor:
+    """From the generators, epochs and states as they were at the start, the same entries are drawn again.
+
+    Entries that had been drawn ahead are drawn again as well, since what a sampler draws later depends on it. torch's
+    global generator is never left changed by that; whoever goes on elsewhere puts it back by other means.
+    """
+
+    def __init__(self, sampler: Any, generator: torch.Generator | None, *, epoch: int, seeds: bool) -> None:
+        self._sampler, self._loaders, self._epoch, self._seeds = sampler, generator, epoch, seeds
+        links = links_of(sampler)
+        self._base = links[-1]
+        self.generators = distinct([generator, *(getattr(link, "generator", None) for link in links)])
+        self._global_use = _global_use_of(links)
+        self._is_endless = type(self._base) is _InfiniteConstantSampler  # that of iterable datasets
+        self._before: dict[str, Any] = {}
+        self._global: torch.Tensor | None = None
+        self._stateful: StatefulCursor | None = None
+
+    def begin(self, saved: Saved | None, done: int) -> Iterator[Any]:
+        """See :class:`~aioload.engine.cursors.Cursor`."""
+        if saved is not None:
+            self._put_back(saved)
+        self._before = self.state_at_start()
+        if saved is not None and "num_asked" in saved:
+            return self._again(saved, done)
+        if self._global_use is GlobalUse.UNKNOWN:
+            self._global = torch.default_generator.get_state()
+        entries = self._open(self._sampler)
+        if has_state(entries):
+            self._stateful = StatefulCursor(self._sampler, self.generators)
+            self._stateful.follow(entries, saved if saved is not None and "state" in saved else None)
+        return self._noting(entries) if self._global_use is GlobalUse.AT_FIRST else entries
+
+    def mark(self) -> Any:
+        """See :class:`~aioload.engine.cursors.Cursor`."""
+        return None if self._stateful is None else self._stateful.mark()
+
+    def state(self, done: int, num_asked: int, mark: Any) -> dict[str, Any]:
+        """See :class:`~aioload.engine.cursors.Cursor`."""
+        if self._stateful is not None:
+            return self._stateful.state(done, num_asked, mark)
+        state = {"num_asked": 0 if self._is_endless else num_asked, "seeds": self._seeds, **copy.deepcopy(self._before)}
+        if self._global is not None:
+            state["global_generator"] = encoded(self._global)
+        return state
+
+    def state_at_start(self) -> dict[str, Any]:
+        """See :class:`~aioload.engine.cursors.Cursor`."""
+        links = links_of(self._sampler)
+        epochs = [_epoch_of(link) for link in links]
+        states = [copy.deepcopy(link.state_dict()) if _has_own_state(link) else None for link in links]
+        state = present(self.generators)
+        if any(epoch is not None for epoch in epochs):
+            state["epochs"] = epochs
+        if any(each is not None for each in states):
+            state["states"] = states
+        return state
+
+    def _open(self, sampler: Any) -> Iterator[Any]:
+        if seekable_in(sampler) is None:
+            return iter(sampler)
+        return SeekCursor(sampler, None, self._epoch).begin(None, 0)  # draws, in its depth, from something else
+
+    def _noting(self, entries: Iterator[Any]) -> Iterator[Any]:
+        """Note what torch's global generator is like when the first entry is asked for."""
+        self._global = torch.default_generator.get_state()
+        if type(self._base) is RandomSampler:  # which draws a seed from it, and nothing else
+            generator = torch.Generator()
+            generator.set_state(self._global)
+            self._global = torch.Generator().manual_seed(draw_base_seed(generator)).get_state()
+        yield from entries
+
+    def _put_back(self, saved: Saved) -> None:
+        put_back(self.generators, saved.get("generators", []))
+        self._seeds = saved.get("seeds", self._seeds)
+        if "global_generator" in saved:
+            self._global = decoded(saved["global_generator"])
+        if "num_asked" in saved:
+            put_back_epochs(self._sampler, saved)
+        for link, state in zip(links_of(self._sampler), saved.get("states", ()), strict=False):
+            if state is not None:
+                link.load_state_dict(copy.deepcopy(state))
+
+    def _again(self, saved: Saved, done: int) -> Iterator[Any]:
+        """Return the entries after the first ``done`` of a pass that began elsewhere."""
+        sampler = self._sampler
+        if self._global is not None and self._global_use is GlobalUse.AT_FIRST and type(self._base) is RandomSampler:
+            sampler = _reseeded(sampler, self._global)
+        with global_generator_in(self._global):
+            entries = self._open(sampler)
+            if self._seeds and (self._loaders is not None or self._global_use is GlobalUse.UNKNOWN):
+                draw_base_seed(self._loaders)  # as it was drawn then, so that what follows is the same
+            drawn = list(itertools.islice(itertools.islice(entries, saved["num_asked"]), done, None))
+        if self._global is None and self._global_use is GlobalUse.AT_FIRST:
+            return self._noting(entries)  # nothing had been drawn
+        return itertools.chain(drawn, entries)
+
+
+def cursor_for(sampler: Any, generator: torch.Generator | None, *, epoch: int = 0, seeds: bool = True) -> Cursor:
+    """Return a cursor for a pass over ``sampler``.
+
+    Args:
+        sampler: The loader's batch sampler, or its sampler where samples are not batched.
+        generator: The loader's generator.
+        epoch: The number of the pass.
+        seeds: Whether the pass draws a base seed for its workers.
+    """
+    if can_seek(sampler):
+        return SeekCursor(sampler, generator, epoch)
+    if seekable_in(sampler) is None and (has_state(sampler) or has_state(batched_by_torch(sampler))):
+        return StatefulCursor(sampler, distinct([generator]))
+    return ReplayCursor(sampler, generator, epoch=epoch, seeds=seeds)
+
+
+def put_back_epochs(sampler: Any, saved: Saved) -> None:
+    """Set the epochs that samplers keep for themselves to those that were saved."""
+    for link, epoch in zip(links_of(sampler), saved.get("epochs", ()), strict=False):
+        if epoch is not None:
+            link.set_epoch(epoch)
+
+
+def _epoch_of(sampler: Any) -> int | None:
+    if not callable(getattr(sampler, "set_epoch", None)):
+        return None
+    epoch = getattr(sampler, "next_epoch" if isinstance(sampler, Seekable) else "epoch", None)
+    return epoch if type(epoch) is int else None
+
+
+def _has_own_state(sampler: Any) -> bool:
+    return has_state(sampler) and not isinstance(sampler, Seekable)  # those have epochs
+
+
+def _reseeded(sampler: Any, state: torch.Tensor) -> Any:
+    """Return a copy of a RandomSampler, or of samplers over one, that draws from a generator in ``state``."""
+    copied = copy.copy(sampler)
+    if type(sampler) is RandomSampler:
+        copied.generator = torch.Generator()
+        copied.generator.set_state(state)
+    else:
+        copied.sampler = _reseeded(sampler.sampler, state)
+    return copied
+
+
+def _global_use_of(links: list[Any]) -> GlobalUse:
+    *wrappers, base = links
+    if not all(type(wrapper) in (BatchSampler, ShardedSampler) for wrapper in wrappers):
+        return GlobalUse.UNKNOWN
+    if type(base) in _DRAW_AT_FIRST:
+        return GlobalUse.AT_FIRST if base.generator is None else GlobalUse.NEVER
+    return GlobalUse.NEVER if isinstance(base, Seekable) or type(base) in _DRAW_NOTHING else GlobalUse.UNKNOWN
