@@ -5,7 +5,7 @@ needs to know to go on after any number of them.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -62,9 +62,12 @@ class SeekCursor:
             put_back(self.generators, saved.get("generators", []))
             self._origin = saved["position"]
         self._done = done
-        indices = self._from(self._origin)
+        if isinstance(self._seekable, Seekable):
+            indices: Any = self._seekable.iter_from(self._epoch, self._origin)
+        else:
+            indices = _InOrder(self._seekable, self._origin)
         if self._batches is None:
-            return indices
+            return _lazily(indices)
         return iter(BatchSampler(indices, self._batches.batch_size, self._batches.drop_last))
 
     def mark(self) -> None:
@@ -82,12 +85,6 @@ class SeekCursor:
 
     def _position(self) -> int:
         return self._seekable.next_position if isinstance(self._seekable, Seekable) else 0
-
-    def _from(self, position: int) -> Iterator[Any]:
-        if isinstance(self._seekable, Seekable):
-            entries: Iterator[Any] = self._seekable.iter_from(self._epoch, position)
-            return entries
-        return _in_order(self._seekable, position)
 
 
 class StatefulCursor:
@@ -163,5 +160,15 @@ def _is_pure(sampler: Any) -> bool:
     return isinstance(base, Seekable) and _is_pure(base)
 
 
-def _in_order(sampler: SequentialSampler, position: int) -> Iterator[int]:
-    yield from range(len(sampler))[position:]  # not before it is asked for: the dataset may not know its length
+def _lazily(entries: Iterable[Any]) -> Iterator[Any]:
+    yield from entries
+
+
+class _InOrder:
+    """The indices from a position on. How many there are is not asked before the first: the dataset may not know."""
+
+    def __init__(self, sampler: SequentialSampler, position: int) -> None:
+        self._sampler, self._position = sampler, position
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._sampler))[self._position :])

@@ -27,6 +27,7 @@ from aioload.engine.replay import cursor_for
 from aioload.errors import ErrorContext, annotate, safe_to_raise
 
 _STATELESS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 class IndexStream:
@@ -60,7 +61,7 @@ class IndexStream:
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
         base_seed = saved.get("base_seed", base_seed)
         self._cursor = cursor_for(sampler, generator, epoch=epoch, seeds=base_seed is None)
-        self._draws_on_cpu = type(innermost(sampler)) in (*_STATELESS, DistributedSampler)
+        self._draws_on_cpu = type(innermost(sampler)) in _DRAWING
         try:
             with self._device():
                 self._entries = self._cursor.begin(saved.get("sampler"), self._next)
@@ -78,8 +79,7 @@ class IndexStream:
         """
         while True:
             try:
-                with self._device():
-                    entry = next(self._entries)
+                entry = self._ask()
             except StopIteration:
                 self._num_asked = max(self._num_asked, self._next + 1)  # it may have drawn numbers to find its end
                 raise
@@ -94,6 +94,12 @@ class IndexStream:
             return list(entry)
         except StopIteration as exc:
             raise safe_to_raise(exc) from exc
+
+    def _ask(self) -> Any:
+        if not self._draws_on_cpu or torch.empty(0).is_cpu:  # 1 us; get_default_device() and a context take 6
+            return next(self._entries)
+        with self._device():
+            return next(self._entries)
 
     def _device(self) -> AbstractContextManager[Any]:
         """Have torch's samplers draw on the CPU, for which their generators are, whatever the default device is."""
