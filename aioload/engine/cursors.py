@@ -97,10 +97,10 @@ class StatefulCursor:
 
     def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
         self.generators = generators
-        self._sampler = sampler
-        inner = batched_by_torch(sampler)
-        self._owner = next((each for each in (sampler, inner) if has_state(each)), None)
+        self._sampler, self._inner = sampler, batched_by_torch(sampler)
+        self._owner = next((each for each in (sampler, self._inner) if has_state(each)), None)
         self._first: Any = None
+        self._ended = False
 
     def begin(self, saved: Saved | None, done: int) -> Iterator[Any]:
         """See :class:`Cursor`."""
@@ -108,7 +108,8 @@ class StatefulCursor:
             put_back(self.generators, saved.get("generators", []))
             if self._owner is not None:
                 self._owner.load_state_dict(copy.deepcopy(saved["state"]))
-        return self.follow(iter(self._sampler), saved)
+            self._ended = saved.get("ended", False)
+        return self.follow(iter(()) if self._ended else self._opened(), saved)
 
     def follow(self, entries: Iterator[Any], saved: Saved | None) -> Iterator[Any]:
         """Return ``entries``, and ask them for states if they have any."""
@@ -122,15 +123,26 @@ class StatefulCursor:
     def mark(self) -> Any:
         """See :class:`Cursor`."""
         assert self._owner is not None
-        return copy.deepcopy(self._owner.state_dict())  # it may go on changing
+        mark = {"state": copy.deepcopy(self._owner.state_dict())}  # it may go on changing
+        return {**mark, "ended": True} if self._ended else mark
 
     def state(self, done: int, num_asked: int, mark: Any) -> dict[str, Any]:
         """See :class:`Cursor`."""
-        return {"state": copy.deepcopy(self._first if mark is None else mark), **present(self.generators)}
+        return {**copy.deepcopy(self._first if mark is None else mark), **present(self.generators)}
 
     def state_at_start(self) -> dict[str, Any]:
         """See :class:`Cursor`."""
-        return {"state": self.mark(), **present(self.generators)}
+        return {**self.mark(), **present(self.generators)}
+
+    def _opened(self) -> Iterator[Any]:
+        if self._owner is self._sampler or type(self._sampler) is not BatchSampler:
+            return iter(self._sampler)
+        return iter(BatchSampler(self._until_end(), self._sampler.batch_size, self._sampler.drop_last))
+
+    def _until_end(self) -> Iterator[Any]:
+        """Yield the indices and note the end, which a short last batch brings: the state is of the next pass then."""
+        yield from self._inner
+        self._ended = True
 
 
 def has_state(thing: Any) -> bool:
