@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch.utils.data
 from outcomes import of_iterator
 
 from aioload import DataLoader, FileDataset
-from aioload.engine import pools
+from aioload.engine import pools, tuner
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles
 
 
@@ -105,6 +106,25 @@ def test_a_read_that_hangs_delays_its_own_batch_and_not_the_reads_behind_it(
             assert 0 not in dataset.decodes.started
             hanging.write_text("0")
             assert flat(of_iterator(batches)) == list(range(64))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_tuner_that_changes_its_mind_at_each_job_loses_no_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: bool
+) -> None:
+    """Jobs of several samples are cut short when other threads may work, or must stop."""
+    monkeypatch.setattr(tuner, "MIN_WINDOW_S", 0.0)
+    monkeypatch.setattr(tuner, "MIN_WINDOW_JOBS", 1)
+    generator = random.Random(0)
+    monkeypatch.setattr(tuner, "step", lambda _, size, __, ___: tuner.Tuning(generator.choice((1, 1, 2, size))))
+    for index in range(400):
+        (tmp_path / str(index)).write_text(str(index))
+    files = FileDataset([tmp_path / str(index) for index in range(400)], lambda data, _: int(data))
+    with DataLoader(files, batch_size=40, num_workers=2, num_concurrent_reads=8, in_order=in_order) as loader:
+        for _ in range(20):
+            batches = [batch.tolist() for batch in loader]
+            assert sorted(batches) == [list(range(first, first + 40)) for first in range(0, 400, 40)]
+            assert not in_order or batches == sorted(batches)
 
 
 def test_subsets_of_files_keep_their_reads_in_flight(tmp_path: Path) -> None:

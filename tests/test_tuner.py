@@ -167,3 +167,39 @@ def test_a_moving_average_stays_among_its_samples(samples: list[float]) -> None:
         average = tuner.smoothed(average, sample)
     assert average is not None
     assert min(samples) - 1e-9 <= average <= max(samples) + 1e-9
+
+
+BUSY = Window(num_jobs=4, elapsed_s=0.025, mean_job_s=5e-3, saturated=True)
+CALM = Window(num_jobs=300, elapsed_s=0.005, mean_job_s=16e-6, saturated=True)
+
+
+def limits_after(windows: list[Window], tuning: Tuning) -> list[int]:
+    limits = []
+    for number, window in enumerate(windows):
+        tuning = tuner.step(tuning, SIZE, window, 10.0 + 0.01 * number)
+        limits.append(tuning.limit)
+    return limits
+
+
+def test_one_thread_gets_company_when_several_windows_in_a_row_ask_for_it() -> None:
+    assert limits_after([BUSY] * tuner.SLOW_WINDOWS, Tuning(1)) == [1] * (tuner.SLOW_WINDOWS - 1) + [SIZE]
+    moments = ([BUSY] * (tuner.SLOW_WINDOWS - 1) + [CALM]) * 3
+    assert limits_after(moments, Tuning(1)) == [1] * len(moments)
+
+
+@pytest.mark.parametrize("limit", [1, 4])
+def test_no_thread_is_added_where_those_awake_have_too_little_to_do(limit: int) -> None:
+    idle = Window(BUSY.num_jobs, BUSY.elapsed_s, BUSY.mean_job_s, saturated=False)
+    assert limits_after([idle] * 10, Tuning(limit)) == [limit] * 10
+
+
+def test_all_work_when_some_are_stuck_and_go_on_if_little_was_done_before() -> None:
+    tuning = tuner.widened(Tuning(1), SIZE, BUSY)
+    assert limits_after([BUSY] * 5, tuning) == [SIZE] * 5
+
+
+def test_all_work_when_some_are_stuck_and_rest_again_if_few_did_more_before() -> None:
+    tuning = tuner.widened(Tuning(1), SIZE, CALM)
+    assert tuning.limit == SIZE
+    crowded = Window(num_jobs=50, elapsed_s=0.005, mean_job_s=2e-3, saturated=True)
+    assert limits_after([crowded, CALM], tuning) == [1, 1]

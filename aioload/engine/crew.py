@@ -51,6 +51,13 @@ class Entrance:
                     return True
         return self._portal.call(function, *args)
 
+    def pass_through(self, function: Callable[..., object], *args: Any) -> None:
+        """Call ``function(*args)`` in this thread, or, as long as not every worker has begun, as :meth:`call` does."""
+        if self._waiting is None:
+            function(*args)
+        else:
+            self.call(function, *args)
+
     def open(self) -> None:
         """Let in those who wait, in the order they came in, and all who come later."""
         with self._lock:

@@ -1,5 +1,7 @@
 """Delivery: finished batches are put in order, copied to the device and handed over."""
 
+import threading
+from collections import deque
 from typing import Any
 
 from aioload.copier import Copier
@@ -22,9 +24,24 @@ class Delivery:
         self.closed = False
         self._handoff, self._copier = handoff, copier
         self._order = InOrder() if in_order else AsCompleted()
+        self._arrived: deque[Batch] = deque()
+        self._lock = threading.Lock()
 
     def arrive(self, batch: Batch) -> None:
-        """Take in a finished batch and hand over those that it lets go; drop it if closed. On the loop thread."""
+        """Take in a finished batch and hand over those that it lets go; drop it if closed. Never waits.
+
+        Any thread may call it; where there is a copier, always the same. One that finds another at work leaves the
+        batch to it, and so does a finalizer that a garbage collection runs in the middle of this.
+        """
+        self._arrived.append(batch)
+        while self._arrived and self._lock.acquire(blocking=False):
+            try:
+                while self._arrived:
+                    self._hand_over(self._arrived.popleft())
+            finally:
+                self._lock.release()
+
+    def _hand_over(self, batch: Batch) -> None:
         try:
             if self.closed:
                 batch.discard()
@@ -34,7 +51,7 @@ class Delivery:
                     _copy(leaving, self._copier)
                 self._handoff.put(leaving)
         except BaseException as exc:
-            error = EngineError(f"The loop thread failed: {exc!r}.")
+            error = EngineError(f"A batch could not be handed over: {exc!r}.")
             error.__cause__ = exc
             self._handoff.break_(error)
 

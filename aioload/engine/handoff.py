@@ -1,4 +1,4 @@
-"""Handoff: finished batches, from the loop thread to the consumer, who sleeps until there is one.
+"""Handoff: finished batches, from who delivers to the consumer, who sleeps until there is one.
 
 Asking has four answers: a batch, nothing yet (wait), and, for ever after, broken or closed. Whether the pass is
 over is for :class:`~aioload.engine.run.Run` to say, which counts.

@@ -8,7 +8,7 @@ before it looks once more and parks.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from aioload.context import HERE
@@ -20,6 +20,11 @@ Job: TypeAlias = "tuple[Callable[[Worker, Any, Any, Any], None], Any, Any, Any]"
 
 STUCK_AFTER_S = 0.003
 """A pool that has jobs queued and has finished none for this long has not enough threads awake."""
+
+
+HANGING_JOBS = 20
+"""A thread that has been at one job for as long as so many jobs take, at the least ``STUCK_AFTER_S``, does not count
+among those awake: it waits for something else than the interpreter."""
 
 
 class Worker:
@@ -78,6 +83,8 @@ class ThreadPool:
         self._tuning_lock = threading.Lock()
         self.limit = self._tuning.limit
         self._last_job_ended = time.perf_counter()
+        self.is_calm = False
+        """Whether one thread may be awake and no other is: else a job of several samples should be cut short."""
         self._begin_window(self._last_job_ended)
         self._ledger, self._on_crash = ledger, on_crash
         self._queue: deque[Job] = deque()
@@ -110,7 +117,9 @@ class ThreadPool:
         Raises:
             RuntimeError: Not one thread can be started.
         """
-        if self.limit < self.size:
+        if not self._queue:
+            self._last_job_ended = max(self._last_job_ended, time.perf_counter())  # it has not been stuck so far
+        elif self.limit < self.size:
             self.widen_if_stuck()
         self._queue.extend(jobs)
         if self.closed:  # perhaps since a moment ago
@@ -118,16 +127,34 @@ class ThreadPool:
         self._wake(num_jobs)
 
     @property
+    def _num_awake(self) -> int:
+        return self.size - len(self._idle)
+
+    @property
     def is_alone(self) -> bool:
         """Whether one thread does it all, because jobs are tiny: then handing them over singly is a waste."""
         return self.limit == 1
 
+    def resume(self, jobs: Sequence[Job]) -> None:
+        """Queue what is left of a job that was cut short, before all others."""
+        self._queue.extendleft(reversed(jobs))
+        if self.closed:  # perhaps since a moment ago
+            self._queue.clear()
+        self._wake(len(jobs))
+
     def widen_if_stuck(self) -> None:
         """Let every thread work if jobs are queued and none has been finished for a while."""
-        if self._queue and time.perf_counter() - self._last_job_ended > STUCK_AFTER_S:
-            self._tuning = tuner.Tuning(self.size)
-            self.limit = self.size
-            self._wake(len(self._queue))
+        now_s = time.perf_counter()
+        if self.limit == self.size or not self._queue or now_s - self._last_job_ended <= STUCK_AFTER_S:
+            return
+        if not self._tuning_lock.acquire(blocking=False):
+            return  # a thread has finished a job just now
+        try:
+            self._tuning = tuner.widened(self._tuning, self.size, self._window(now_s))
+            self._set_limit(self.size, now_s)
+        finally:
+            self._tuning_lock.release()
+        self._wake(len(self._queue))
 
     def close(self) -> None:
         """Drop the queued jobs and let each thread end after the job it is on. Takes no lock and never waits."""
@@ -149,7 +176,7 @@ class ThreadPool:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wake(self, wanted: int) -> None:
-        while wanted > 0 and not self.closed and self.size - len(self._idle) < self.limit:
+        while wanted > 0 and not self.closed and self._num_awake < self.limit:
             try:
                 worker = self._idle.pop()
             except IndexError:
@@ -175,8 +202,9 @@ class ThreadPool:
 
     def _park(self, worker: Worker) -> None:
         self._idle.append(worker)
+        self._note_awake()
         # A job may have come, or the pool may have been closed, before we were on the list.
-        if self.closed or (self._queue and self.size - len(self._idle) < self.limit):
+        if self.closed or (self._queue and self._num_awake < self.limit):
             try:
                 self._idle.remove(worker)
             except ValueError:
@@ -231,33 +259,42 @@ class ThreadPool:
             if ended - self._window_started >= tuner.MIN_WINDOW_S:
                 self._tune(ended)
 
-    def _num_stuck(self, now_s: float) -> int:
-        """Return how many threads have been at one job for long: it is not the interpreter that they wait for."""
-        idle = set(self._idle)
-        return sum(worker not in idle and now_s - worker.mark > STUCK_AFTER_S for worker in self._workers)
+    def _num_hanging(self, now_s: float, mean_job_s: float) -> int:
+        idle, since_s = set(self._idle), now_s - max(STUCK_AFTER_S, HANGING_JOBS * mean_job_s)
+        return sum(worker not in idle and worker.mark < since_s for worker in self._workers)
 
     def _begin_window(self, now_s: float) -> None:
         self._num_jobs, self._jobs_s = 0, 0.0
         self._saturated = True
         self._window_started = now_s
 
+    def _note_awake(self) -> None:
+        self.is_calm = self.limit == 1 and self._num_awake <= 1
+
+    def _window(self, now_s: float) -> tuner.Window:
+        num_jobs = self._num_jobs
+        mean_job_s = self._jobs_s / num_jobs if num_jobs else 0.0
+        return tuner.Window(num_jobs, max(now_s - self._window_started, 1e-9), mean_job_s, self._saturated)
+
+    def _set_limit(self, limit: int, now_s: float) -> None:
+        self.limit = limit
+        self._note_awake()
+        self._begin_window(now_s)
+
     def _tune(self, now_s: float) -> None:
         if not self._tuning_lock.acquire(blocking=False):
             return  # another thread does it
         try:
-            elapsed_s, num_jobs = now_s - self._window_started, self._num_jobs
-            if elapsed_s <= 0 or num_jobs == 0:
-                return
-            window = tuner.Window(num_jobs, elapsed_s, self._jobs_s / num_jobs, self._saturated)
+            window, before = self._window(now_s), self.limit
             if not window.is_full:
                 return
-            before = self.limit
+            num_hanging = self._num_hanging(now_s, window.mean_job_s)
+            if self._num_awake > self.limit + num_hanging:
+                self._begin_window(now_s)  # those that are to park have yet to end their jobs: it says nothing
+                return
             self._tuning = tuner.step(self._tuning, self.size, window, now_s)
             limit = self._tuning.limit
-            if limit < self.size:
-                limit = min(self.size, limit + self._num_stuck(now_s))
-            self.limit = limit
-            self._begin_window(now_s)
+            self._set_limit(limit if limit == self.size else min(self.size, limit + num_hanging), now_s)
         finally:
             self._tuning_lock.release()
         if self.limit > before:

@@ -21,6 +21,10 @@ SUSPECT_RATE = 5000.0
 GAIN = 1.2
 """More threads must bring this much more; fewer threads only no less."""
 
+SLOW_WINDOWS = 3
+"""A thread that works alone gets company when so many windows in a row have said that it would pay: one alone may be a
+moment in which a virtual machine, or the file's disk, was busy elsewhere."""
+
 HOLD_S = 1.0
 """Seconds for which the outcome of a test stands."""
 
@@ -54,12 +58,14 @@ class Tuning:
         rival_limit: The limit before a move that is being tested, or 0.
         rival_rate: Jobs per second under that limit.
         hold_until_s: No test begins before this time.
+        num_slow: Windows in a row that have spoken for more than one thread.
     """
 
     limit: int
     rival_limit: int = 0
     rival_rate: float = 0.0
     hold_until_s: float = 0.0
+    num_slow: int = 0
 
 
 def step(tuning: Tuning, size: int, window: Window, now_s: float) -> Tuning:
@@ -71,17 +77,28 @@ def step(tuning: Tuning, size: int, window: Window, now_s: float) -> Tuning:
             return Tuning(tuning.rival_limit, hold_until_s=now_s + HOLD_S)
         rest_s = 0.0 if tuning.limit > tuning.rival_limit else HOLD_S
         tuning = Tuning(tuning.limit, hold_until_s=now_s + rest_s)
-    if window.mean_job_s < TINY_JOB_S:
-        return replace(tuning, limit=max(1, tuning.limit // 2))
     suspect = rate > SUSPECT_RATE
-    if suspect and not window.saturated:  # some had nothing to do: fewer will do as well
-        return replace(tuning, limit=max(1, tuning.limit // 2), rival_limit=0)
+    if window.mean_job_s < TINY_JOB_S or (suspect and not window.saturated):  # some had nothing to do
+        return replace(tuning, limit=max(1, tuning.limit // 2), rival_limit=0, num_slow=0)  # fewer will do as well
+    if not window.saturated:
+        return tuning
     if tuning.limit < size and now_s >= tuning.hold_until_s:
+        if tuning.limit == 1 and tuning.num_slow + 1 < SLOW_WINDOWS:
+            return replace(tuning, num_slow=tuning.num_slow + 1)
         limit = size if window.mean_job_s >= LONG_JOB_S else min(size, tuning.limit * 2)
-        return _moved(tuning, limit, rate, test=suspect and window.saturated)
-    if tuning.limit > 1 and suspect and window.saturated and now_s >= tuning.hold_until_s:
+        return _moved(tuning, limit, rate, test=suspect)
+    if tuning.limit > 1 and suspect and now_s >= tuning.hold_until_s:
         return _moved(tuning, 1, rate, test=True)
     return tuning
+
+
+def widened(tuning: Tuning, size: int, window: Window) -> Tuning:
+    """Return the tuning of a pool whose threads seem to be stuck, ``window`` being what it has done lately.
+
+    All may work. Where few did much a moment ago that is put to the test: the machine may have been stuck, not they.
+    """
+    rate = window.num_jobs / window.elapsed_s
+    return _moved(tuning, size, rate, test=rate > SUSPECT_RATE)
 
 
 def smoothed(average_s: float | None, sample_s: float) -> float:
@@ -91,5 +108,5 @@ def smoothed(average_s: float | None, sample_s: float) -> float:
 
 def _moved(tuning: Tuning, limit: int, rate: float, *, test: bool) -> Tuning:
     if not test:
-        return replace(tuning, limit=limit, rival_limit=0)
-    return replace(tuning, limit=limit, rival_limit=tuning.limit, rival_rate=rate)
+        return replace(tuning, limit=limit, rival_limit=0, num_slow=0)
+    return replace(tuning, limit=limit, rival_limit=tuning.limit, rival_rate=rate, num_slow=0)
