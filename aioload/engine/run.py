@@ -58,7 +58,7 @@ class Run:
         num_yielded: int = 0,
     ) -> None:
         self._settings, self._crew, self._stream = settings, crew, stream
-        self._ring, self._copier, self._tally = ring, copier, tally
+        self._ring, self._tally = ring, tally
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._handoff = Handoff()
@@ -87,6 +87,8 @@ class Run:
             on_size=self._window.note_size,
         )
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
+        # An async dataset's batches are finished on the loop, and are lost with it, so that one error comes and not two.
+        self._by_loop = copier is not None or source.kind is Kind.ASYNC
 
     def __repr__(self) -> str:
         total = "?" if self._total is None else self._total
@@ -300,8 +302,8 @@ class Run:
 
     def _report(self, batch: Batch) -> None:
         # Each thread that is woken takes the interpreter lock from those that read: by way of the loop costs 10 %.
-        is_direct = isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct
-        if self._copier is None or is_direct:  # is_direct: in the consumer's thread, as every batch of this run
-            self._crew.portal.pass_through(self._delivery.arrive, batch)
-        else:
+        is_here = isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct  # as all batches of this run
+        if self._by_loop and not is_here:
             self._crew.portal.call(self._delivery.arrive, batch)
+        else:
+            self._crew.portal.pass_through(self._delivery.arrive, batch)
