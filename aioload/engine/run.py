@@ -87,7 +87,7 @@ class Run:
             on_size=self._window.note_size,
         )
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
-        # An async dataset's batches are finished on the loop, and are lost with it, so that one error comes and not two.
+        # An async dataset's batches are finished on the loop, and lost with it: so one error comes, and not two.
         self._by_loop = copier is not None or source.kind is Kind.ASYNC
 
     def __repr__(self) -> str:
