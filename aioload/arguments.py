@@ -1,6 +1,7 @@
-"""Arguments: what the loader refuses of those that torch does not know, and the default for workers."""
+"""Arguments: whole numbers as the loader and the samplers take them, and what the loader refuses beyond torch."""
 
 import functools
+import operator
 import os
 import warnings
 from typing import Any
@@ -18,6 +19,32 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+MAX_SAMPLES = 2**62
+MAX_SEED = 2**64 - 1
+
+
+def whole_number(name: str, value: object, minimum: int, maximum: int = MAX_SAMPLES) -> int:
+    """Return ``value`` as an int, be it NumPy's or Python's.
+
+    Raises:
+        ArgumentError: It is no whole number, or not from ``minimum`` to ``maximum``.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or not minimum <= number <= maximum:
+        limits = f"of at least {minimum}" if maximum == MAX_SAMPLES else f"from {minimum} to {maximum}"
+        msg = f"{name} must be a whole number {limits}, got {value!r}"
+        raise ArgumentError(msg)
+    return number
+
+
+def seed_number(value: object) -> int:
+    """Return a seed: 64 bits, all of which count."""
+    return whole_number("seed", value, 0, MAX_SEED)
+
+
 def check_timeout(timeout: float, num_workers: int) -> None:
     """Refuse a timeout that nothing could keep.
 
@@ -26,17 +53,6 @@ def check_timeout(timeout: float, num_workers: int) -> None:
     """
     if num_workers == 0 and timeout > 0:
         message = f"timeout={timeout!r} needs num_workers > 0: without threads nothing can interrupt a sample."
-        raise ArgumentError(message)
-
-
-def check_count(name: str, value: Any) -> None:
-    """Refuse what is no number of things.
-
-    Raises:
-        ArgumentError: It is no whole number from 1 up.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        message = f"{name} needs a whole number from 1 up; got {value!r}."
         raise ArgumentError(message)
 
 
@@ -54,20 +70,19 @@ def check_iterable_workers(iterable_workers: int, dataset: Any) -> None:
         raise ArgumentError(message)
 
 
-def check_seed(seed: Any, generator: torch.Generator | None) -> None:
-    """Refuse what is no seed, and two sources of one order.
+def loader_seed(seed: Any, generator: torch.Generator | None) -> int | None:
+    """Return the seed of a loader, ``None`` for none.
 
     Raises:
-        ArgumentError: ``seed`` is not ``None`` and no whole number of 64 bits, or there is a generator as well.
+        ArgumentError: ``seed`` is no whole number of 64 bits, or there is a generator as well.
     """
     if seed is None:
-        return
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-        message = f"seed needs a whole number from 0 to 2**64 - 1; got {seed!r}."
-        raise ArgumentError(message)
+        return None
+    number = seed_number(seed)
     if generator is not None:
         message = f"seed={seed!r} fixes the order by itself, and so does generator. Leave one of them out."
         raise ArgumentError(message)
+    return number
 
 
 @functools.cache

@@ -9,12 +9,12 @@ import torch
 import torch.utils.data as torch_data
 
 from aioload.arguments import (
-    check_count,
     check_iterable_workers,
-    check_seed,
     check_timeout,
+    loader_seed,
     say_once_that_there_are_no_processes,
     usable_cores,
+    whole_number,
 )
 from aioload.copier import resolve_device
 from aioload.engine import aside, resume
@@ -111,13 +111,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
-        check_count("num_concurrent_reads", num_concurrent_reads)
-        check_count("iterable_workers", iterable_workers)
+        num_concurrent_reads = whole_number("num_concurrent_reads", num_concurrent_reads, 1)
+        iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
-        check_seed(seed, generator)
-        by_seed = seed is not None and shuffle and sampler is None and batch_sampler is None
-        if by_seed and not isinstance(dataset, torch_data.IterableDataset):  # torch refuses to shuffle those
-            sampler, shuffle = ShuffleSampler(cast("Any", dataset), cast("int", seed)), None
+        seed = loader_seed(seed, generator)
+        is_ours = shuffle and sampler is None and batch_sampler is None
+        if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
+            sampler, shuffle = ShuffleSampler(cast("Any", dataset), seed), None
         # torch knows prefetch_factor only beside workers; 2 is our default and so cannot be told from "not given".
         factor = None if num_workers == 0 and prefetch_factor == 2 else prefetch_factor
         super().__init__(
@@ -219,9 +219,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         Raises:
             ArgumentError: ``epoch`` is no whole number from 0 up.
         """
-        if not isinstance(epoch, int) or epoch < 0:
-            message = f"set_epoch needs a whole number from 0 up; got {epoch!r}."
-            raise ArgumentError(message)
+        epoch = whole_number("epoch", epoch, 0)
         self._tell_epoch(epoch)
         self._latest, self._epoch_was_set = None, True
         self._go_over(epoch)

@@ -96,10 +96,10 @@ def test_set_epoch_is_passed_on_to_the_sampler() -> None:
         assert sampler.epoch == 4
 
 
-@pytest.mark.parametrize("epoch", [-1, 1.0, "1", None])
+@pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True])
 def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
     loader = DataLoader(Noting())
-    with pytest.raises(ArgumentError, match="set_epoch needs a whole number from 0 up; got"):
+    with pytest.raises(ArgumentError, match="epoch must be a whole number of at least 0, got"):
         loader.set_epoch(epoch)
 
 

@@ -1,8 +1,10 @@
 """``seed=``: the order of ``shuffle=True`` is the same in every run, and another in each epoch."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -10,6 +12,7 @@ from outcomes import EVERY_WAY, Load, by_for
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from aioload import DataLoader, ShardedSampler, ShuffleSampler, TensorDataset
+from aioload.errors import ArgumentError
 
 SIZE = 20
 
@@ -145,3 +148,19 @@ def test_the_default_device_has_no_part_in_the_order(device: str, num_workers: i
         finally:
             torch.set_default_device(None)
         assert torch.get_default_device() == before
+
+
+def test_numbers_may_be_numpys_and_what_is_none_is_refused() -> None:
+    numbers: dict[str, Any] = {"seed": np.uint64(2**64 - 1), "num_concurrent_reads": np.int32(3)}
+    loader = DataLoader(range(SIZE), shuffle=True, num_workers=0, **numbers)
+    loader.set_epoch(np.int64(2))  # type: ignore[arg-type]
+    same = DataLoader(range(SIZE), shuffle=True, num_workers=0, seed=2**64 - 1, num_concurrent_reads=3)
+    same.set_epoch(2)
+    assert loader.state_dict() == same.state_dict()
+    assert json.loads(json.dumps(loader.state_dict())) == same.state_dict()
+    wrong: list[Any] = [True, 1.0, "1", -1]
+    for name in ("seed", "num_concurrent_reads", "iterable_workers"):
+        for value in wrong:
+            refused: dict[str, Any] = {name: value}
+            with pytest.raises(ArgumentError, match=f"{name} must be a whole number"):
+                DataLoader(range(SIZE), **refused)

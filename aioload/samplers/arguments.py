@@ -1,7 +1,6 @@
 """Arguments: what a sampler may be given, checked once, where it is made."""
 
 import hashlib
-import operator
 from collections.abc import Sized
 from typing import Any, TypeAlias
 
@@ -9,35 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from aioload.arguments import whole_number
 from aioload.errors import ArgumentError
 
 Column: TypeAlias = ArrayLike | torch.Tensor
 """One value per sample: a sequence, an array or a tensor."""
-
-MAX_SAMPLES = 2**62
-MAX_SEED = 2**64 - 1
-
-
-def whole_number(name: str, value: object, minimum: int, maximum: int = MAX_SAMPLES) -> int:
-    """Return ``value`` as an int, be it NumPy's or Python's.
-
-    Raises:
-        ArgumentError: It is no whole number, or not from ``minimum`` to ``maximum``.
-    """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or not minimum <= number <= maximum:
-        limits = f"of at least {minimum}" if maximum == MAX_SAMPLES else f"from {minimum} to {maximum}"
-        msg = f"{name} must be a whole number {limits}, got {value!r}"
-        raise ArgumentError(msg)
-    return number
-
-
-def seed_number(value: object) -> int:
-    """Return a seed: 64 bits, all of which count."""
-    return whole_number("seed", value, 0, MAX_SEED)
 
 
 def flag(name: str, value: object) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import Sampler
 
-from aioload.samplers.arguments import whole_number
+from aioload.arguments import whole_number
 from aioload.samplers.seekable import JSON
 from aioload.samplers.states import checked
 

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aioload.arguments import seed_number, whole_number
 from aioload.errors import ArgumentError
-from aioload.samplers.arguments import Column, column, digest, flag, seed_number, whole_number
+from aioload.samplers.arguments import Column, column, digest, flag
 from aioload.samplers.base import SeekableSampler, growing
 from aioload.samplers.permutation import Permutation
 from aioload.samplers.seekable import JSON

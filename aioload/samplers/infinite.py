@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sized
 
 import numpy as np
 
+from aioload.arguments import seed_number, whole_number
 from aioload.errors import ArgumentError
-from aioload.samplers.arguments import seed_number, size_of, whole_number
+from aioload.samplers.arguments import size_of
 from aioload.samplers.base import SeekableSampler, growing
 from aioload.samplers.permutation import Permutation
 from aioload.samplers.seekable import JSON

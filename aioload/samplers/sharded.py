@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args
 import torch.distributed
 import torch.utils.data
 
+from aioload.arguments import whole_number
 from aioload.errors import ArgumentError
-from aioload.samplers.arguments import size_of, whole_number
+from aioload.samplers.arguments import size_of
 from aioload.samplers.base import SeekableSampler, growing
 from aioload.samplers.seekable import JSON, Seekable
 

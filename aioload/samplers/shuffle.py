@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sized
 
 import numpy as np
 
-from aioload.samplers.arguments import seed_number, size_of
+from aioload.arguments import seed_number
+from aioload.samplers.arguments import size_of
 from aioload.samplers.base import SeekableSampler, growing
 from aioload.samplers.permutation import Permutation
 from aioload.samplers.seekable import JSON

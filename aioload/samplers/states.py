@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from aioload.arguments import MAX_SAMPLES, whole_number
 from aioload.errors import ArgumentError
-from aioload.samplers.arguments import MAX_SAMPLES, whole_number
 
 
 def checked(state: object, fingerprint: Mapping[str, Any], length: int) -> tuple[int, int]:

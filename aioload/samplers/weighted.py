@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from aioload.arguments import seed_number, whole_number
 from aioload.errors import ArgumentError
-from aioload.samplers.arguments import Column, column, digest, seed_number, whole_number
+from aioload.samplers.arguments import Column, column, digest
 from aioload.samplers.base import SeekableSampler, growing
 from aioload.samplers.seekable import JSON
 from aioload.samplers.streams import Stream
