@@ -1,7 +1,7 @@
 """A prefetching data loader for PyTorch: change one import, and the training step no longer waits."""
 
 from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
-from aioload.errors import AioloadError, ErrorContext, error_context
+from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
 from aioload.randomness import sample_rng
 from aioload.samplers import (
@@ -27,6 +27,7 @@ __all__ = [
     "ImageFolder",
     "InfiniteSampler",
     "LoaderStats",
+    "SampleError",
     "ShardedSampler",
     "ShuffleSampler",
     "StratifiedBatchSampler",
