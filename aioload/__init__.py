@@ -4,6 +4,7 @@ from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
 from aioload.randomness import sample_rng
+from aioload.readers import ReadPolicy
 from aioload.samplers import (
     BucketBatchSampler,
     InfiniteSampler,
@@ -27,6 +28,7 @@ __all__ = [
     "ImageFolder",
     "InfiniteSampler",
     "LoaderStats",
+    "ReadPolicy",
     "SampleError",
     "ShardedSampler",
     "ShuffleSampler",

@@ -28,6 +28,8 @@ from aioload.engine.runtime import Runtime
 from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
 from aioload.errors import ArgumentError, SampleError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
+from aioload.readers import ReadPolicy
+from aioload.readers.policy import policy_or_default
 from aioload.samplers import ShuffleSampler
 from aioload.stats import LoaderStats
 from aioload.types import MapDataset, StagedDataset
@@ -89,6 +91,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         max_errors: How many samples of one pass may be skipped or replaced, a number, or a float below 1 for a share of
             the dataset; beyond, :class:`~aioload.errors.TooManyErrorsError`. ``None`` is no bound, but a pass
             that has no batch at all for errors raises it too.
+        read: What is done about reads that fail, for datasets with ``location`` and ``decode``; by default those that
+            may succeed a little later are tried three times more.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -121,6 +125,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         iterable_workers: int = 1,
         on_error: OnError = "raise",
         max_errors: float | None = None,
+        read: ReadPolicy | None = None,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
@@ -159,6 +164,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self.num_concurrent_reads = num_concurrent_reads
         self.seed, self.iterable_workers = seed, iterable_workers
         self.on_error, self.max_errors = on_error, max_errors
+        self.read = policy_or_default(read)
         self._errors = ErrorLog()
         self._runtimes: dict[int, Runtime] = {}  # by process: a forked child makes its own
         self._epochs = Epochs()

@@ -14,6 +14,7 @@ class LoaderStats:
         batches: Batches handed to the consumer.
         bytes_read: Bytes read from files.
         read_s: Seconds threads spent reading (opening and closing included).
+        retries: Reads that were tried again.
         decode_s: Seconds threads (or coroutines, waiting included) spent in ``decode``, ``__getitem__``,
             ``__getitems__`` or gathering.
         collate_s: Seconds spent writing rows, collating and building batches.
@@ -28,6 +29,7 @@ class LoaderStats:
     batches: int = 0
     bytes_read: int = 0
     read_s: float = 0.0
+    retries: int = 0
     decode_s: float = 0.0
     collate_s: float = 0.0
     wait_s: float = 0.0
@@ -49,12 +51,13 @@ class Tally:
         "decode_s",
         "read_s",
         "reads_in_flight",
+        "retries",
         "samples",
         "wait_s",
     )
 
     def __init__(self) -> None:
-        self.samples = self.batches = self.bytes_read = self.reads_in_flight = 0
+        self.samples = self.batches = self.bytes_read = self.reads_in_flight = self.retries = 0
         self.read_s = self.decode_s = self.collate_s = self.wait_s = 0.0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from types import CoroutineType
@@ -243,7 +244,7 @@ class InlineRun:
         if self._source.kind is Kind.STAGED:
             HERE.set([context, index, Stage.LOCATION, None, None])
             with self._noting(index, "read"):
-                data = self._source.read(index)
+                data = self._source.read(index, self._pause)
             self._tally.bytes_read += len(data)
             HERE.set([context, index, Stage.SAMPLE, None, None])
             with self._noting(index, "decode"):
@@ -253,6 +254,11 @@ class InlineRun:
         HERE.set([context, index, Stage.SAMPLE, None, None])
         with self._noting(index, "fetch"):
             return self._plain(samples[index], "__getitem__")
+
+    def _pause(self, seconds: float) -> bool:
+        self._tally.retries += 1
+        time.sleep(seconds)
+        return True
 
     def _plain(self, sample: Any, method: str) -> Any:
         if type(sample) is CoroutineType:

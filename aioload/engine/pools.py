@@ -22,6 +22,9 @@ STUCK_AFTER_S = 0.003
 """A pool that has jobs queued and has finished none for this long has not enough threads awake."""
 
 
+_PAUSE_S = 0.02
+"""A thread that sleeps looks this often whether it should go on."""
+
 HANGING_JOBS = 20
 """A thread that has been at one job for as long as so many jobs take, at the least ``STUCK_AFTER_S``, does not count
 among those awake: it waits for something else than the interpreter."""
@@ -155,6 +158,14 @@ class ThreadPool:
         finally:
             self._tuning_lock.release()
         self._wake(len(self._queue))
+
+    def pause(self, seconds: float) -> bool:
+        """Sleep for so long, or until the pool is closed; return whether it is still open. In any of its threads."""
+        end = time.monotonic() + seconds
+        # Not by an event: a garbage collection in the middle of its lock may run a finalizer that closes the pool.
+        while not self.closed and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _PAUSE_S))
+        return not self.closed
 
     def close(self) -> None:
         """Drop the queued jobs and let each thread end after the job it is on. Takes no lock and never waits."""

@@ -149,7 +149,9 @@ class Runtime:
                 in_order=settings.in_order,
                 saved=saved,
             )
-        return Source(context, batched=settings.batched, by_rows=settings.by_rows, items=items)
+        return Source(
+            context, batched=settings.batched, by_rows=settings.by_rows, read_policy=settings.read_policy, items=items
+        )
 
     def _beginning(self, base_seed: int) -> Callable[[int], None] | None:
         worker_init_fn = self._plan.worker_init_fn

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aioload.engine.tolerance import Tolerance
+from aioload.readers import ReadPolicy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,7 @@ class Settings:
     max_batches: int
     max_bytes: int
     tolerance: Tolerance | None
+    read_policy: ReadPolicy
 
 
 class Answer(enum.Enum):

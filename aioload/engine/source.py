@@ -1,6 +1,7 @@
 """Source: a dataset, seen through the protocol it follows."""
 
 import enum
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import CoroutineType
@@ -18,7 +19,7 @@ from aioload.engine.resume import Record
 from aioload.errors import DatasetError, is_interrupt
 from aioload.layout import Layout
 from aioload.leaf import storage_of
-from aioload.readers import read_file
+from aioload.readers import ReadPolicy, read_file
 
 _BUFFER_BELOW_BYTES = 1 << 20
 
@@ -41,11 +42,21 @@ class Source:
         context: The user's dataset, and what its code is told of the pass.
         batched: Whether the index stream yields lists of indices.
         by_rows: Whether samples may be written into rows (the default collation).
+        read_policy: What is done about reads that fail.
         items: What comes out of an ITERABLE dataset.
     """
 
-    def __init__(self, context: PassContext, *, batched: bool, by_rows: bool, items: Items | None = None) -> None:
+    def __init__(
+        self,
+        context: PassContext,
+        *,
+        batched: bool,
+        by_rows: bool,
+        read_policy: ReadPolicy,
+        items: Items | None = None,
+    ) -> None:
         self.context, dataset = context, context.dataset
+        self.read_policy = read_policy
         self.samples = _without_subsets(dataset)
         """What ``[index]``, ``location`` and ``decode`` are asked of."""
         self.kind = _kind_of(self.samples, batched=batched, by_rows=by_rows)
@@ -77,9 +88,13 @@ class Source:
         finally:
             HERE.set(before)
 
-    def read(self, index: Any) -> bytes:
-        """Return the bytes of a sample of a STAGED dataset. Blocks."""
-        return read_file(self.samples.location(index))
+    def read(self, index: Any, pause: Callable[[float], bool]) -> bytes:
+        """Return the bytes of a sample of a STAGED dataset, with ``pause`` before each further try. Blocks."""
+        location = self.samples.location(index)
+        try:
+            return read_file(location)
+        except Exception as exc:
+            return self.read_policy.try_again(functools.partial(read_file, location), exc, pause)
 
     def fetch_many(self, indices: Sequence[Any]) -> Any:
         """Return what ``__getitems__`` gives for a batch: a list of samples, or whatever ``collate_fn`` takes."""

@@ -1,5 +1,6 @@
 """Staged: files are read on one pool, and decoded where that is cheapest."""
 
+import functools
 import time
 from types import CoroutineType
 
@@ -11,6 +12,7 @@ from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.source import Source, refuse_coroutine
 from aioload.errors import strip
 from aioload.readers import read_file
+from aioload.types import Location
 
 INLINE_BELOW_S = 70e-6
 """A decode cheaper than this runs on the thread that read the file: handing it over costs 15-20 us of the
@@ -35,6 +37,7 @@ class StagedFetcher:
         self._samples, self._location = source.samples, source.samples.location
         self._context = source.context
         self._num_workers = source.context.num_workers
+        self._policy = source.read_policy
         self._may_inline, self._inline = may_inline, False
         self._decode_cost_s: float | None = None
         self._num_decoded = 0
@@ -63,7 +66,7 @@ class StagedFetcher:
         index = batch.indices[position]
         HERE.set([self._context, index, _LOCATION, worker.number % self._num_workers, None])
         try:
-            data = read_file(self._location(index))
+            data = self._read_bytes(worker, self._location(index))
         except BaseException as exc:
             settle(batch, batch.fail(position, strip(exc), "read"), worker)
             return
@@ -84,7 +87,7 @@ class StagedFetcher:
             self._gate.hold((self._read_and_decode, batch, start, stop))
             return
         reads, tally, indices, mark, clock = self._reads, worker.tally, batch.indices, worker.mark, time.perf_counter
-        location, decode = self._location, self._samples.decode
+        location, read_bytes, decode = self._location, self._read_bytes, self._samples.decode
         here = [self._context, None, _LOCATION, worker.number % self._num_workers, None]
         HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
         read_s = decode_s = collate_s = 0.0
@@ -99,7 +102,7 @@ class StagedFetcher:
             index, stage = indices[position], "read"
             here[1], here[2], here[4] = index, _LOCATION, None
             try:
-                data = read_file(location(index))
+                data = read_bytes(worker, location(index))
                 read_ended = clock()
                 tally.bytes_read += len(data)
                 stage = "decode"
@@ -123,6 +126,17 @@ class StagedFetcher:
         worker.num_units = stop - start
         if stop > start:
             self._place(decode_s / (stop - start))
+
+    def _read_bytes(self, worker: Worker, location: Location) -> bytes:
+        try:
+            return read_file(location)
+        except Exception as exc:
+
+            def pause(seconds: float) -> bool:
+                worker.tally.retries += 1
+                return self._reads.pause(seconds)
+
+            return self._policy.try_again(functools.partial(read_file, location), exc, pause)
 
     def _hand_back(self, batch: Batch, start: int, position: int, stop: int) -> bool:
         """Leave the samples from ``position`` on to threads that would wait for them, or that may stay awake."""

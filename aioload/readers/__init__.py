@@ -1,5 +1,6 @@
 """Readers: from a location to its bytes."""
 
 from aioload.readers.local import read_file
+from aioload.readers.policy import ReadPolicy
 
-__all__ = ["read_file"]
+__all__ = ["ReadPolicy", "read_file"]

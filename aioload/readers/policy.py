@@ -1,0 +1,117 @@
+"""Policy: which reads are tried again when they fail, how often, and after how long."""
+
+import contextlib
+import errno
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aioload.arguments import whole_number
+from aioload.errors import ArgumentError
+
+T = TypeVar("T")
+
+# What a storage says when it, or the way to it, was in trouble for a moment. ESTALE: another client has replaced the
+# file, and opening it by its path again finds the new one. ENFILE and EMFILE pass when others close theirs.
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EAGAIN", "EBUSY", "EINTR", "EIO", "EMFILE", "ENFILE", "ENOLINK", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
+        *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET"),
+        *("ENETUNREACH", "EPIPE"),
+    )
+    if hasattr(errno, name)
+)
+
+_jitter = random.Random()  # of its own: whoever seeds Python's generator gets the numbers it expects
+
+
+def passes(exc: Exception) -> bool:
+    """Whether a read that failed with ``exc`` may succeed a little later.
+
+    True of I/O errors, stale handles, time-outs, lost connections and a lack of file handles; False of files that are
+    not there, or may not be read, and of all that is no ``OSError``.
+    """
+    return isinstance(exc, ConnectionError | TimeoutError) or (isinstance(exc, OSError) and exc.errno in _PASSING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadPolicy:
+    """What is done about reads that fail.
+
+    A read is tried again after a pause drawn at random from 0 to ``backoff_s`` seconds, 0 to twice that before
+    the next time, and so on up to ``max_backoff_s``: so that many readers do not come back at the same moment. The
+    reading thread pauses; others go on. When no try is left, the last error is that of the sample.
+
+    Attributes:
+        retries: How often a read is tried again; 0 for never.
+        backoff_s: The longest first pause, in seconds.
+        max_backoff_s: The longest pause of all, in seconds.
+        retry_on: Whether a read that failed with this exception is worth another try.
+
+    Raises:
+        ArgumentError: A value cannot work.
+    """
+
+    retries: int = 3
+    backoff_s: float = 0.05
+    max_backoff_s: float = 2.0
+    retry_on: Callable[[Exception], bool] = passes
+
+    def __post_init__(self) -> None:
+        whole_number("retries", self.retries, 0)
+        for name in ("backoff_s", "max_backoff_s"):
+            seconds: Any = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+                message = f"{name} must be a number of seconds from 0 up; got {seconds!r}."
+                raise ArgumentError(message)
+        retry_on: Any = self.retry_on
+        if not callable(retry_on):
+            message = f"retry_on must be a function of the exception; got {retry_on!r}."
+            raise ArgumentError(message)
+
+    def pause_s(self, number: int) -> float:
+        """Return how long to wait before try ``number`` again, counted from 0, in seconds; another time each time."""
+        # The exponent is bounded since floats are.
+        return _jitter.uniform(0, min(self.max_backoff_s, self.backoff_s * 2.0 ** min(number, 60)))
+
+    def try_again(self, read: Callable[[], T], exc: Exception, pause: Callable[[float], bool]) -> T:
+        """Repeat a read that has failed, as often as it is worth it.
+
+        Args:
+            read: The read.
+            exc: What it raised.
+            pause: Waits for so many seconds, and returns whether to go on; else ``exc`` is raised. Called before
+                each try.
+
+        Raises:
+            Exception: What the last try raised, with a note of how many there were.
+        """
+        started = time.perf_counter()
+        for number in range(self.retries):
+            if not self.retry_on(exc) or not pause(self.pause_s(number)):
+                raise exc
+            try:
+                return read()
+            except Exception as other:
+                exc = other
+        if self.retries > 0:
+            with contextlib.suppress(Exception):  # an exception may refuse notes
+                exc.add_note(f"It was read {self.retries + 1} times in {time.perf_counter() - started:.2g} s.")
+        raise exc
+
+
+def policy_or_default(read: Any) -> ReadPolicy:
+    """Return a loader's policy, the default one for ``None``.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    if read is None:
+        return ReadPolicy()
+    if not isinstance(read, ReadPolicy):
+        message = f"read must be a ReadPolicy; got {read!r}."
+        raise ArgumentError(message)
+    return read
