@@ -1,10 +1,11 @@
 """Policy: which reads are tried again when they fail, how often, and after how long."""
 
+import asyncio
 import contextlib
 import errno
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -89,17 +90,40 @@ class ReadPolicy:
         Raises:
             Exception: What the last try raised, with a note of how many there were.
         """
-        started = time.perf_counter()
-        for number in range(self.retries):
-            if not self.retry_on(exc) or not pause(self.pause_s(number)):
-                raise exc
+        tries = _Tries(self)
+        while pause(tries.next_pause_s(exc)):
             try:
                 return read()
             except Exception as other:
                 exc = other
-        if self.retries > 0:
+        raise exc
+
+    async def try_again_async(self, read: Callable[[], Awaitable[T]], exc: Exception, count: Callable[[], None]) -> T:
+        """As :meth:`try_again`, for a coroutine, which can be cancelled in any pause; ``count`` is called each try."""
+        tries = _Tries(self)
+        while True:
+            await asyncio.sleep(tries.next_pause_s(exc))
+            count()
+            try:
+                return await read()
+            except Exception as other:
+                exc = other
+
+
+class _Tries:
+    """Those of one read, of which the first has failed."""
+
+    def __init__(self, policy: ReadPolicy) -> None:
+        self._policy, self._number, self._started = policy, 0, time.perf_counter()
+
+    def next_pause_s(self, exc: Exception) -> float:
+        """Return how long to wait before another try, or raise ``exc`` if there is to be none."""
+        number, self._number = self._number, self._number + 1
+        if number < self._policy.retries and self._policy.retry_on(exc):
+            return self._policy.pause_s(number)
+        if number > 0:
             with contextlib.suppress(Exception):  # an exception may refuse notes
-                exc.add_note(f"It was read {self.retries + 1} times in {time.perf_counter() - started:.2g} s.")
+                exc.add_note(f"It was read {number + 1} times in {time.perf_counter() - self._started:.2g} s.")
         raise exc
 
 
