@@ -4,6 +4,7 @@ from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, error_context
 from aioload.loader import DataLoader
 from aioload.randomness import sample_rng
+from aioload.readers import AiofilesReader, LocalReader, MmapReader, Reader
 from aioload.samplers import (
     BucketBatchSampler,
     InfiniteSampler,
@@ -18,6 +19,7 @@ from aioload.workers import get_worker_info
 __version__ = "0.1.0"
 
 __all__ = [
+    "AiofilesReader",
     "AioloadError",
     "BucketBatchSampler",
     "DataLoader",
@@ -27,6 +29,9 @@ __all__ = [
     "ImageFolder",
     "InfiniteSampler",
     "LoaderStats",
+    "LocalReader",
+    "MmapReader",
+    "Reader",
     "ShardedSampler",
     "ShuffleSampler",
     "StratifiedBatchSampler",

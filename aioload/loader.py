@@ -23,15 +23,17 @@ from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
+from aioload.engine.source import check_reader
 from aioload.errors import ArgumentError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
+from aioload.readers import Reader
 from aioload.samplers import ShuffleSampler
 from aioload.stats import LoaderStats
 from aioload.types import MapDataset, StagedDataset
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED = frozenset({"device", "iterable_workers", "seed"})
+_FIXED = frozenset({"device", "iterable_workers", "reader", "seed"})
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
@@ -78,6 +80,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         iterable_workers: Iterators over an ``IterableDataset``, which see the worker numbers 0 to
             ``iterable_workers - 1`` and must each yield a part of it, as for torch's workers. Each of several goes
             over a deep copy. They take turns, batch by batch.
+        reader: Fetches the bytes of a dataset with ``location`` and ``decode``: a
+            :class:`~aioload.readers.LocalReader` unless given. Its ``read(location)`` runs on the read threads, or if
+            it is ``async def`` on the loader's event loop. The loader does not close it. See
+            :class:`~aioload.readers.Reader`.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -108,12 +114,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
         seed: int | None = None,
         num_concurrent_reads: int = 32,
         iterable_workers: int = 1,
+        reader: Reader | None = None,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
         num_concurrent_reads = whole_number("num_concurrent_reads", num_concurrent_reads, 1)
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
+        check_reader(reader, dataset)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -143,7 +151,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             say_once_that_there_are_no_processes()
         self.device = resolve_device(device)
         self.num_concurrent_reads = num_concurrent_reads
-        self.seed, self.iterable_workers = seed, iterable_workers
+        self.seed, self.iterable_workers, self.reader = seed, iterable_workers, reader
         self._runtimes: dict[int, Runtime] = {}  # by process: a forked child makes its own
         self._epochs = Epochs()
         self._epoch_was_set = False
@@ -156,7 +164,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Set an attribute, unless it is one that passes, or saved states, depend on.
 
         Raises:
-            ValueError: As torch's DataLoader, and for ``device``, ``seed`` and ``iterable_workers``.
+            ValueError: As torch's DataLoader, and for ``device``, ``seed``, ``iterable_workers`` and ``reader``.
         """
         if name in _FIXED and self.__dict__.get("_is_fixed", False):
             message = f"{name} attribute should not be set after {type(self).__name__} is initialized"

@@ -44,7 +44,8 @@ class AiofilesReader:
             OSError: As :func:`~aioload.readers.read_file`.
         """
         wanted = checked_range(offset, length)
-        if not isinstance(location, str | bytes | os.PathLike):  # open() takes a number for a descriptor
+        path: object = location
+        if not isinstance(path, str | bytes | os.PathLike):  # open() takes a number for a descriptor
             message = f"location must be a path (str, bytes or os.PathLike), got {location!r}"
             raise TypeError(message)
         with _threads_of_this_loop().lend() as thread:

@@ -26,9 +26,7 @@ class Reader(Protocol):
     this package hold nothing between two reads, and have no ``close``.
     """
 
-    def read(
-        self, location: Any, offset: int = 0, length: int | None = None
-    ) -> "BytesLike | Awaitable[BytesLike]":
+    def read(self, location: Any, offset: int = 0, length: int | None = None) -> "BytesLike | Awaitable[BytesLike]":
         """Return bytes of what is at ``location``, or an awaitable of them; ``decode`` is given that very object.
 
         Args:
@@ -97,5 +95,7 @@ def num_bytes(data: Any, reader: Reader) -> int:
     message = f"{type(reader).__name__}.read must return bytes or what has the buffer protocol, got {data!r:.200}."
     if inspect.iscoroutine(data):
         data.close()
-        message += " Declare it 'async def' (a wrapper that hides it must be 'async def' too), and the loader awaits it."
+        message += (
+            " Declare it 'async def' (a wrapper that hides it must be 'async def' too), and the loader awaits it."
+        )
     raise DatasetError(message)

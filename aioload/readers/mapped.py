@@ -83,5 +83,6 @@ class _Mapping:
 
 def _map(fd: int, start: int, stop: int) -> memoryview:
     aligned = start - start % mmap.ALLOCATIONGRANULARITY
-    view = memoryview(np.asarray(_Mapping(fd, aligned, stop - aligned)))  # which keeps the array, which keeps the pages
+    array: Any = np.asarray(_Mapping(fd, aligned, stop - aligned))
+    view = memoryview(array)  # which keeps the array, which keeps the pages
     return view[start - aligned :]
