@@ -4,7 +4,7 @@ from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
 from aioload.randomness import sample_rng
-from aioload.readers import ReadPolicy
+from aioload.readers import AiofilesReader, LocalReader, MmapReader, Reader, ReadPolicy
 from aioload.samplers import (
     BucketBatchSampler,
     InfiniteSampler,
@@ -19,6 +19,7 @@ from aioload.workers import get_worker_info
 __version__ = "0.1.0"
 
 __all__ = [
+    "AiofilesReader",
     "AioloadError",
     "BucketBatchSampler",
     "DataLoader",
@@ -28,7 +29,10 @@ __all__ = [
     "ImageFolder",
     "InfiniteSampler",
     "LoaderStats",
+    "LocalReader",
+    "MmapReader",
     "ReadPolicy",
+    "Reader",
     "SampleError",
     "ShardedSampler",
     "ShuffleSampler",

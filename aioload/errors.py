@@ -63,7 +63,7 @@ class ArgumentError(AioloadError, ValueError):
 
 
 class DatasetError(AioloadError, TypeError):
-    """A dataset does not follow any protocol the loader knows, or broke the one it declared."""
+    """A dataset or reader does not follow any protocol the loader knows, or broke the one it declared."""
 
 
 class CollateError(AioloadError, RuntimeError):

@@ -25,10 +25,11 @@ from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
+from aioload.engine.source import check_reader
 from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
 from aioload.errors import ArgumentError, SampleError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
-from aioload.readers import ReadPolicy
+from aioload.readers import Reader, ReadPolicy
 from aioload.readers.policy import policy_or_default
 from aioload.samplers import ShuffleSampler
 from aioload.stats import LoaderStats
@@ -36,7 +37,7 @@ from aioload.types import MapDataset, StagedDataset
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED = frozenset({"device", "iterable_workers", "seed"})
+_FIXED = frozenset({"device", "iterable_workers", "reader", "seed"})
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
@@ -93,6 +94,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             that has no batch at all for errors raises it too.
         read: What is done about reads that fail, for datasets with ``location`` and ``decode``; by default those that
             may succeed a little later are tried three times more.
+        reader: Fetches the bytes of a dataset with ``location`` and ``decode``: a
+            :class:`~aioload.readers.LocalReader` unless given. Its ``read(location)`` runs on the read threads, or if
+            it is ``async def`` on the loader's event loop. The loader does not close it. See
+            :class:`~aioload.readers.Reader`.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -126,6 +131,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         on_error: OnError = "raise",
         max_errors: float | None = None,
         read: ReadPolicy | None = None,
+        reader: Reader | None = None,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
@@ -133,6 +139,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
+        check_reader(reader, dataset)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -162,7 +169,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             say_once_that_there_are_no_processes()
         self.device = resolve_device(device)
         self.num_concurrent_reads = num_concurrent_reads
-        self.seed, self.iterable_workers = seed, iterable_workers
+        self.seed, self.iterable_workers, self.reader = seed, iterable_workers, reader
         self.on_error, self.max_errors = on_error, max_errors
         self.read = policy_or_default(read)
         self._errors = ErrorLog()
@@ -178,7 +185,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Set an attribute, unless it is one that passes, or saved states, depend on.
 
         Raises:
-            ValueError: As torch's DataLoader, and for ``device``, ``seed`` and ``iterable_workers``.
+            ValueError: As torch's DataLoader, and for ``device``, ``seed``, ``iterable_workers`` and ``reader``.
         """
         if name in _FIXED and self.__dict__.get("_is_fixed", False):
             message = f"{name} attribute should not be set after {type(self).__name__} is initialized"

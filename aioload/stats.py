@@ -13,7 +13,7 @@ class LoaderStats:
         samples: Samples of batches that have been put together (of those not delivered yet, too).
         batches: Batches handed to the consumer.
         bytes_read: Bytes read from files.
-        read_s: Seconds threads spent reading (opening and closing included).
+        read_s: Seconds threads (or coroutines, waiting included) spent reading, opening and closing included.
         retries: Reads that were tried again.
         decode_s: Seconds threads (or coroutines, waiting included) spent in ``decode``, ``__getitem__``,
             ``__getitems__`` or gathering.

@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 Location: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-"""Where a sample's bytes are: a path of the local file system (mounts included)."""
+"""Where a sample's bytes are: a path of the local file system (mounts included), or what the loader's reader takes."""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -40,9 +40,14 @@ class StagedDataset(Protocol[T_co]):
     """
 
     def location(self, index: Any, /) -> Location:
-        """Return where the bytes of sample ``index`` are. Cheap: it runs once per sample, on a read thread."""
+        """Return where the bytes of sample ``index`` are. Cheap: once per sample, on a read thread or the loop."""
         ...
 
-    def decode(self, data: bytes, index: Any, /) -> T_co:
-        """Return the sample made from the bytes read. Runs on a decode thread, several at a time."""
+    def decode(self, data: Any, index: Any, /) -> T_co:
+        """Return the sample made from ``data``. Runs on a decode thread, several at a time.
+
+        Args:
+            data: The file's ``bytes``; with a reader of the loader's, what that returned.
+            index: The sample's index.
+        """
         ...

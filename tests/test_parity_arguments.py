@@ -13,7 +13,7 @@ import torch.utils.data
 from oracle import NUM_WORKERS, outcomes
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from aioload import DataLoader
+from aioload import DataLoader, LocalReader
 from aioload.errors import ArgumentError
 
 TorchLoader = torch.utils.data.DataLoader
@@ -161,7 +161,7 @@ def refusal(kind: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
     "name",
     [
         *("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"),
-        *("device", "seed", "iterable_workers"),
+        *("device", "seed", "iterable_workers", "reader"),
     ],
 )
 def test_what_cannot_be_set_afterwards(name: str) -> None:
@@ -179,6 +179,8 @@ def test_what_cannot_be_set_afterwards(name: str) -> None:
         ({"seed": 1, "generator": torch.Generator()}, ArgumentError),
         ({"iterable_workers": 0}, ArgumentError),
         ({"iterable_workers": 2}, ArgumentError),
+        ({"reader": LocalReader()}, ArgumentError),
+        ({"reader": object()}, ArgumentError),
         ({"device": "meta"}, NotImplementedError),
         ({"device": "no such device"}, ArgumentError),
         ({"device": 3.5}, ArgumentError),

@@ -16,7 +16,7 @@ import torch
 from outcomes import EVERY_WAY, Load, by_for
 
 from aioload import DataLoader, FileDataset, ReadPolicy, error_context
-from aioload.engine import source, staged
+from aioload.engine import source
 from aioload.errors import ArgumentError
 from aioload.readers import read_file
 from aioload.readers.policy import passes
@@ -47,8 +47,7 @@ class Storage:
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Storage:
     storage = Storage()
-    for module in (source, staged):
-        monkeypatch.setattr(module, "read_file", storage)
+    monkeypatch.setattr(source, "read_file", storage)
     return storage
 
 
@@ -102,6 +101,28 @@ def test_when_no_try_is_left_the_last_error_is_the_samples(storage: Storage, num
         assert storage.num_reads["2"] == retries + 1
         told = [note for note in error.__notes__ if note.startswith(f"It was read {retries + 1} times")]
         assert len(told) == (retries > 0)
+
+
+@every_way
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reader_of_the_users_is_asked_again_too(numbers: Any, load: Load, is_async: bool) -> None:
+    storage = Storage()
+
+    class Blocking:
+        def read(self, location: Any, offset: int = 0, length: int | None = None) -> bytes:
+            return storage(location)
+
+    class Awaited:
+        async def read(self, location: Any, offset: int = 0, length: int | None = None) -> bytes:
+            return storage(location)
+
+    reader = Awaited() if is_async else Blocking()
+    storage.num_failures = {"2": 2, "5": 3}
+    got = load(numbers, batch_size=4, reader=reader, read=ReadPolicy(retries=2, **quick))
+    assert got[0] == [0, 1, 2, 3]
+    assert isinstance(got[1], OSError)
+    assert any(note.startswith("It was read 3 times") for note in got[1].__notes__)
+    assert (storage.num_reads["2"], storage.num_reads["5"]) == (3, 3)
 
 
 def test_by_default_reads_are_tried_three_times_more(storage: Storage, numbers: Any) -> None:
@@ -189,6 +210,22 @@ def test_a_pause_does_not_keep_a_closed_loaders_thread(storage: Storage, numbers
     loader.close()
     assert time.monotonic() - started < 60
     assert not [each for each in threading.enumerate() if each.name.startswith("aioload-read")]
+
+
+def test_a_coroutine_that_pauses_is_cancelled_with_the_loader(numbers: Any) -> None:
+    storage = Storage()
+
+    class Awaited:
+        async def read(self, location: Any, offset: int = 0, length: int | None = None) -> bytes:
+            return storage(location)
+
+    storage.num_failures = {"0": 99}
+    policy = ReadPolicy(backoff_s=1e6, max_backoff_s=1e6)
+    loader: DataLoader[Any] = DataLoader(numbers, num_workers=2, read=policy, reader=Awaited(), in_order=False)
+    assert int(next(iter(loader))) > 0
+    started = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started < 60
 
 
 def test_pauses_are_drawn_from_ever_longer_spans() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from aioload.engine.awaited import AwaitedFetcher
 from aioload.engine.fetchers import AsyncFetcher, Fetcher, Gate, SampleFetcher
 from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, Source
@@ -32,6 +33,8 @@ def fetcher_for(source: Source, crew: Crew, gate: Gate, settings: Settings, tall
     """Return the fetcher of one run; what it does in the consumer's thread is counted in ``tally``."""
     if source.kind is Kind.STAGED:
         return StagedFetcher(source, crew.reads, crew.decode, gate, may_inline=crew.may_inline)
+    if source.kind is Kind.AWAITED:
+        return AwaitedFetcher(source, crew.tasks, crew.decode, gate)
     if source.kind is Kind.ASYNC:
         return AsyncFetcher(source, crew.tasks, crew.decode, gate, by_rows=settings.by_rows)
     if source.kind is Kind.SINGLE:

@@ -88,7 +88,7 @@ class Crew:
     Args:
         kind: The kind of dataset: it decides what is needed beside the decode pool.
         num_workers: Decode threads.
-        num_concurrent_reads: Read threads, or tasks for an async dataset.
+        num_concurrent_reads: Read threads, or tasks for an async dataset or reader.
         worker_init_fn: Called with its number in each decode thread before its first job; waited for, unless an
             event loop runs here.
         portal: The loop; the crew counts as one user of it. Runs reach it by way of the :class:`Entrance`.
@@ -122,7 +122,7 @@ class Crew:
         self.tasks: TaskPool | None = None
         if kind is Kind.STAGED:
             self.reads = ThreadPool("read", num_concurrent_reads, ledger, awake=1, on_crash=self._crash)
-        elif kind is Kind.ASYNC:
+        elif kind in (Kind.AWAITED, Kind.ASYNC):
             on_crash = functools.partial(self._crash, at_start=False)
             self.tasks = TaskPool(num_concurrent_reads, portal, ledger, on_crash)
         self.decode = ThreadPool(

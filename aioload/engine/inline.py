@@ -32,6 +32,8 @@ from aioload.errors import (
 )
 from aioload.stats import Tally
 
+_ON_LOOP = (Kind.ASYNC, Kind.AWAITED)
+
 
 @dataclass(slots=True)
 class Drawn:
@@ -79,10 +81,10 @@ class InlineRun:
 
     def next(self) -> Any:
         """Load and return the next batch; :attr:`Answer.OVER` at the end. An interrupted call loses no batch."""
-        if self._source.kind is Kind.ASYNC and aside.in_event_loop():
+        if self._source.kind in _ON_LOOP and aside.in_event_loop():
             message = (
-                "num_workers=0 runs an async dataset in the caller's thread, where an event loop is running already. "
-                "Use 'async for', or num_workers=1 or more, which brings a loop of the loader's own."
+                "num_workers=0 runs an async dataset or reader in the caller's thread, where an event loop is running "
+                "already. Use 'async for', or num_workers=1 or more, which brings a loop of the loader's own."
             )
             raise RunningLoopError(message)
         while (result := self._next()) is Answer.NOT_YET:
@@ -186,8 +188,8 @@ class InlineRun:
             self.record.position.add(drawn.place)
 
     async def anext(self) -> Any:
-        """As :meth:`next`; an async dataset is awaited on the running loop, any other one blocks it."""
-        if self._source.kind is not Kind.ASYNC:
+        """As :meth:`next`; an async dataset or reader is awaited on the running loop, any other one blocks it."""
+        if self._source.kind not in _ON_LOOP:
             return self.next()
         while (result := await self._anext()) is Answer.NOT_YET:
             pass
@@ -240,20 +242,25 @@ class InlineRun:
             del error
 
     def _load(self, index: Any) -> Any:
-        context, samples = self._source.context, self._source.samples
-        if self._source.kind is Kind.STAGED:
-            HERE.set([context, index, Stage.LOCATION, None, None])
+        source = self._source
+        if source.kind is Kind.STAGED:
+            HERE.set([source.context, index, Stage.LOCATION, None, None])
             with self._noting(index, "read"):
-                data = self._source.read(index, self._pause)
-            self._tally.bytes_read += len(data)
-            HERE.set([context, index, Stage.SAMPLE, None, None])
-            with self._noting(index, "decode"):
-                return self._plain(samples.decode(data, index), "decode")
-        if self._source.kind is Kind.ASYNC:
+                data = source.read_patiently(source.samples.location(index), self._pause)
+                self._tally.bytes_read += source.size_of(data)
+            return self._decode(data, index)
+        if source.kind is Kind.AWAITED:
+            return self._decode(self._portal.run_here(self._awaited_data(index)), index)
+        if source.kind is Kind.ASYNC:
             return self._portal.run_here(self._awaited(index))
-        HERE.set([context, index, Stage.SAMPLE, None, None])
+        HERE.set([source.context, index, Stage.SAMPLE, None, None])
         with self._noting(index, "fetch"):
-            return self._plain(samples[index], "__getitem__")
+            return self._plain(source.samples[index], "__getitem__")
+
+    def _decode(self, data: Any, index: Any) -> Any:
+        HERE.set([self._source.context, index, Stage.SAMPLE, None, None])
+        with self._noting(index, "decode"):
+            return self._plain(self._source.samples.decode(data, index), "decode")
 
     def _pause(self, seconds: float) -> bool:
         self._tally.retries += 1
@@ -265,7 +272,17 @@ class InlineRun:
             refuse_coroutine(sample, self._source.samples, method)
         return sample
 
+    async def _awaited_data(self, index: Any) -> Any:
+        source = self._source
+        HERE.set([source.context, index, Stage.LOCATION, None, None])
+        with self._noting(index, "read"):
+            data = await source.await_patiently(source.samples.location(index), self._tally)
+            self._tally.bytes_read += source.size_of(data)
+        return data
+
     async def _awaited(self, index: Any) -> Any:
+        if self._source.kind is Kind.AWAITED:
+            return self._decode(await self._awaited_data(index), index)
         HERE.set([self._source.context, index, Stage.SAMPLE, None, None])
         with self._noting(index, "fetch"):
             return await self._source.samples[index]

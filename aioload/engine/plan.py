@@ -12,6 +12,7 @@ from aioload.engine.epochs import Epochs
 from aioload.engine.memory import available_bytes
 from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, kind_of
+from aioload.readers import Reader
 
 SLOW_AFTER_S = 30.0
 """A batch that is waited for longer than this is logged, with what is missing, once a wait."""
@@ -25,6 +26,7 @@ class Plan:
     """What a runtime needs to know of its loader."""
 
     dataset: Any
+    reader: Reader | None
     index_sampler: Any
     generator: torch.Generator | None
     device: torch.device
@@ -50,6 +52,7 @@ def plan_of(loader: Any, epochs: Epochs) -> Plan:
     """Return the plan for the arguments of ``loader``, a DataLoader, as they are now; most may be changed."""
     return Plan(
         dataset=loader.dataset,
+        reader=loader.reader,
         index_sampler=loader.sampler if loader.batch_sampler is None else loader.batch_sampler,
         generator=loader.generator,
         device=loader.device,
@@ -67,7 +70,7 @@ def plan_of(loader: Any, epochs: Epochs) -> Plan:
 def _settings_of(loader: Any) -> Settings:
     batched = loader.batch_sampler is not None
     by_rows = batched and loader.num_workers > 0 and rows_allowed(loader.collate_fn)
-    kind = kind_of(loader.dataset, batched=batched, by_rows=by_rows)
+    kind = kind_of(loader.dataset, loader.reader, batched=batched, by_rows=by_rows)
     return Settings(
         collate_fn=loader.collate_fn,
         batched=batched,
@@ -81,7 +84,7 @@ def _settings_of(loader: Any) -> Settings:
             prefetch_factor=loader.prefetch_factor or 0,
             num_workers=loader.num_workers,
             batch_size=getattr(loader.batch_sampler, "batch_size", None) or 1,
-            num_concurrent=loader.num_concurrent_reads if kind in (Kind.STAGED, Kind.ASYNC) else 0,
+            num_concurrent=loader.num_concurrent_reads if kind in (Kind.STAGED, Kind.AWAITED, Kind.ASYNC) else 0,
         ),
         max_bytes=available_bytes() // _MEMORY_SHARE,
         tolerance=loader.tolerance,

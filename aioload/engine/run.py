@@ -90,8 +90,8 @@ class Run:
         )
         self._losses = Losses(settings.tolerance)
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
-        # An async dataset's batches are finished on the loop, and lost with it: so one error comes, and not two.
-        self._by_loop = copier is not None or source.kind is Kind.ASYNC
+        # The batches of an async dataset or reader are lost with the loop: so one error comes, and not two.
+        self._by_loop = copier is not None or source.kind in (Kind.ASYNC, Kind.AWAITED)
 
     def __repr__(self) -> str:
         total = "?" if self._total is None else self._total

@@ -132,7 +132,7 @@ class Runtime:
     def _source(self, stream: IndexStream, saved: Mapping[str, Any] | None, *, first: bool = True) -> Source:
         """Return the dataset for one pass; ``first`` is whether its workers are new."""
         plan, settings = self._plan, self._plan.settings
-        kind = kind_of(plan.dataset, batched=settings.batched, by_rows=settings.by_rows)
+        kind = kind_of(plan.dataset, plan.reader, batched=settings.batched, by_rows=settings.by_rows)
         num_workers = {Kind.ITERABLE: plan.iterable_workers, Kind.ASYNC: 1}.get(kind, plan.num_workers)
         context = PassContext(plan.dataset, num_workers, stream.base_seed, plan.seed, stream.epoch)
         items = None
@@ -150,7 +150,12 @@ class Runtime:
                 saved=saved,
             )
         return Source(
-            context, batched=settings.batched, by_rows=settings.by_rows, read_policy=settings.read_policy, items=items
+            context,
+            batched=settings.batched,
+            by_rows=settings.by_rows,
+            reader=plan.reader,
+            read_policy=settings.read_policy,
+            items=items,
         )
 
     def _beginning(self, base_seed: int) -> Callable[[int], None] | None:
@@ -176,7 +181,7 @@ class Runtime:
             num_workers=plan.num_workers,
             num_concurrent_reads=plan.num_concurrent_reads,
             worker_init_fn=on_start,
-            portal=self._portal(keep_loop=kind is Kind.ASYNC),
+            portal=self._portal(keep_loop=kind in (Kind.ASYNC, Kind.AWAITED)),
             ledger=self.ledger,
         )
 
@@ -236,7 +241,7 @@ class Runtime:
             try:
                 if self._next is None:
                     epoch = plan.epochs.next(plan.index_sampler)
-                    others = plan.dataset, plan.settings.collate_fn, collation_rules()
+                    others = plan.dataset, plan.reader, plan.settings.collate_fn, collation_rules()
                     lookahead = Lookahead(epoch, plan.index_sampler, plan.generator, *others)
                     with lookahead.drawing():
                         stream = self._stream(epoch, None, self._kept.base_seed)

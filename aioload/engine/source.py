@@ -16,10 +16,11 @@ from aioload.engine.indices import IndexStream
 from aioload.engine.items import Items
 from aioload.engine.position import Position
 from aioload.engine.resume import Record
-from aioload.errors import DatasetError, is_interrupt
+from aioload.errors import ArgumentError, DatasetError, is_interrupt
 from aioload.layout import Layout
 from aioload.leaf import storage_of
-from aioload.readers import ReadPolicy, read_file
+from aioload.readers import LocalReader, Reader, ReadPolicy, is_async, num_bytes, read_file
+from aioload.stats import Tally
 
 _BUFFER_BELOW_BYTES = 1 << 20
 
@@ -30,6 +31,7 @@ class Kind(enum.Enum):
     ITERABLE = "iterable"  # items in the dataset's own order
     ASYNC = "async"  # await dataset[index]
     STAGED = "staged"  # dataset.decode(read(dataset.location(index)), index)
+    AWAITED = "awaited"  # dataset.decode(await read(dataset.location(index)), index)
     TAKE = "take"  # rows of tensors, gathered a batch at a time
     MANY = "many"  # dataset.__getitems__(indices), a batch at a time
     SINGLE = "single"  # dataset[index]
@@ -42,6 +44,7 @@ class Source:
         context: The user's dataset, and what its code is told of the pass.
         batched: Whether the index stream yields lists of indices.
         by_rows: Whether samples may be written into rows (the default collation).
+        reader: What reads for a STAGED or AWAITED dataset; ``None`` is for local files.
         read_policy: What is done about reads that fail.
         items: What comes out of an ITERABLE dataset.
     """
@@ -52,6 +55,7 @@ class Source:
         *,
         batched: bool,
         by_rows: bool,
+        reader: Reader | None = None,
         read_policy: ReadPolicy,
         items: Items | None = None,
     ) -> None:
@@ -59,7 +63,13 @@ class Source:
         self.read_policy = read_policy
         self.samples = _without_subsets(dataset)
         """What ``[index]``, ``location`` and ``decode`` are asked of."""
-        self.kind = _kind_of(self.samples, batched=batched, by_rows=by_rows)
+        self.kind = _kind_of(self.samples, reader, batched=batched, by_rows=by_rows)
+        self.read: Callable[[Any], Any] = read_file
+        """Returns what is at a location; for an AWAITED dataset, an awaitable of it."""
+        self.size_of: Callable[[Any], int] = len
+        """Returns the bytes of what was read, or says that it has none."""
+        if reader is not None and type(reader) is not LocalReader:
+            self.read, self.size_of = reader.read, functools.partial(num_bytes, reader=reader)
         self._has_location = self.kind is not Kind.ITERABLE and _is_method(self.samples, "location")
         self._items = items
         if self.kind is Kind.TAKE:
@@ -88,13 +98,19 @@ class Source:
         finally:
             HERE.set(before)
 
-    def read(self, index: Any, pause: Callable[[float], bool]) -> bytes:
-        """Return the bytes of a sample of a STAGED dataset, with ``pause`` before each further try. Blocks."""
-        location = self.samples.location(index)
+    def read_patiently(self, location: Any, pause: Callable[[float], bool]) -> Any:
+        """Return what is at the ``location`` of a STAGED dataset, with a ``pause`` before each further try. Blocks."""
         try:
-            return read_file(location)
+            return self.read(location)
         except Exception as exc:
-            return self.read_policy.try_again(functools.partial(read_file, location), exc, pause)
+            return self.read_policy.try_again(functools.partial(self.read, location), exc, pause)
+
+    async def await_patiently(self, location: Any, tally: Tally) -> Any:
+        """Return what is at the ``location`` of an AWAITED dataset; each further try is counted in ``tally``."""
+        try:
+            return await self.read(location)
+        except Exception as exc:
+            return await self.read_policy.try_again_async(functools.partial(self.read, location), exc, tally)
 
     def fetch_many(self, indices: Sequence[Any]) -> Any:
         """Return what ``__getitems__`` gives for a batch: a list of samples, or whatever ``collate_fn`` takes."""
@@ -185,7 +201,7 @@ def _without_subsets(dataset: Any) -> Any:
         inner = inner.dataset
     if not index_maps or _is_method(inner, "__getitems__"):
         return dataset
-    if inspect.iscoroutinefunction(getattr(type(inner), "__getitem__", None)):
+    if _is_awaited(inner):
         return _AsyncSubset(inner, index_maps)
     return _Subset(inner, index_maps)
 
@@ -205,30 +221,60 @@ def refuse_coroutine(sample: Any, dataset: Any, method: str) -> None:
     raise DatasetError(message)
 
 
-def kind_of(dataset: Any, *, batched: bool, by_rows: bool) -> Kind:
-    """Return how samples will come out of ``dataset``."""
-    return _kind_of(_without_subsets(dataset), batched=batched, by_rows=by_rows)
+def kind_of(dataset: Any, reader: Reader | None, *, batched: bool, by_rows: bool) -> Kind:
+    """Return how samples will come out of ``dataset``, read by ``reader`` where they have to be read."""
+    return _kind_of(_without_subsets(dataset), reader, batched=batched, by_rows=by_rows)
 
 
-def _kind_of(dataset: Any, *, batched: bool, by_rows: bool) -> Kind:
+def check_reader(reader: Any, dataset: Any) -> None:
+    """Refuse a reader that nothing can be read with, or that there is nothing to read for.
+
+    Raises:
+        ArgumentError: ``reader`` has no ``read``, or ``dataset`` not the two methods that it comes between.
+    """
+    if reader is None:
+        return
+    if isinstance(reader, type) or not _is_method(reader, "read"):
+        message = f"reader must be an object with a method read(location, offset=0, length=None), got {reader!r}"
+        raise ArgumentError(message)
+    inner = _without_subsets(dataset)
+    if isinstance(dataset, torch_data.IterableDataset):
+        what = "which is iterated over"
+    elif _is_awaited(inner):
+        what = "whose __getitem__ is async and reads by itself"
+    elif not (_is_method(inner, "location") and _is_method(inner, "decode")):
+        what = "which lacks one of them"
+    else:
+        return
+    message = (
+        f"reader={reader!r} is for a dataset with location(index) and decode(data, index), and reads in between; "
+        f"got {type(dataset).__name__}, {what}. Leave it out."
+    )
+    raise ArgumentError(message)
+
+
+def _kind_of(dataset: Any, reader: Reader | None, *, batched: bool, by_rows: bool) -> Kind:
     if isinstance(dataset, torch_data.IterableDataset):
         return Kind.ITERABLE
-    getitem = getattr(type(dataset), "__getitem__", None)
-    if inspect.iscoroutinefunction(getitem):
+    if _is_awaited(dataset):
         return Kind.ASYNC
     if _is_method(dataset, "location") and _is_method(dataset, "decode"):
-        return Kind.STAGED
+        return Kind.AWAITED if reader is not None and is_async(reader) else Kind.STAGED
     if batched and by_rows and _can_take(dataset):
         return Kind.TAKE
     if batched and _is_method(dataset, "__getitems__"):
         return Kind.MANY
-    if getitem is None:
+    if not hasattr(type(dataset), "__getitem__"):
         message = (
             f"A dataset needs __getitem__ (plain or async), location and decode, or to be an IterableDataset; "
             f"got {type(dataset).__name__}, which has none of them."
         )
         raise DatasetError(message)
     return Kind.SINGLE
+
+
+def _is_awaited(dataset: Any) -> bool:
+    return inspect.iscoroutinefunction(getattr(type(dataset), "__getitem__", None))
 
 
 def _is_method(dataset: Any, name: str) -> bool:

@@ -1,6 +1,19 @@
 """Readers: from a location to its bytes."""
 
-from aioload.readers.local import read_file
+from aioload.readers.aiofiles import AiofilesReader
+from aioload.readers.base import BytesLike, Reader, is_async, num_bytes
+from aioload.readers.local import LocalReader, read_file
+from aioload.readers.mapped import MmapReader
 from aioload.readers.policy import ReadPolicy
 
-__all__ = ["ReadPolicy", "read_file"]
+__all__ = [
+    "AiofilesReader",
+    "BytesLike",
+    "LocalReader",
+    "MmapReader",
+    "ReadPolicy",
+    "Reader",
+    "is_async",
+    "num_bytes",
+    "read_file",
+]

@@ -1,14 +1,46 @@
-"""The local file system, mounts included: one file, whole, in four system calls."""
+"""The local file system, mounts included: a file, whole, in four system calls, or a part of it."""
 
+import contextlib
 import io
 import os
+import stat
+from collections.abc import Iterator
 
+from aioload.readers.base import Range, checked_range
 from aioload.types import Location
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 # Linux transfers no more than this in one call: read(2), NOTES.
 _READ_MAX = 0x7FFFF000
+
+
+class LocalReader:
+    """Reads files in system calls that block: what a loader does without a ``reader``.
+
+    It holds nothing between two reads. Any number of threads may use one.
+    """
+
+    def read(self, location: Location, offset: int = 0, length: int | None = None) -> bytes:
+        """Read a file, or ``length`` bytes of it from ``offset`` on, as :func:`read_file` does.
+
+        Args:
+            location: The file's path.
+            offset: The first byte wanted.
+            length: Number of bytes wanted, ``None`` for all that follow; past the end, it gives what there is.
+
+        Returns:
+            The bytes, owned by the caller.
+
+        Raises:
+            ArgumentError: ``offset`` or ``length`` is negative, or no whole number.
+            OSError: As :func:`read_file`.
+        """
+        wanted = checked_range(offset, length)
+        if wanted.is_whole:
+            return read_file(location)
+        with opened(location) as fd:
+            return read_range(fd, wanted)
 
 
 def read_file(path: Location) -> bytes:
@@ -46,6 +78,39 @@ def read_file(path: Location) -> bytes:
     except OSError as error:
         error.filename = os.fspath(path)
         raise
+
+
+@contextlib.contextmanager
+def opened(path: Location) -> Iterator[int]:
+    """Lend a descriptor of a file for the duration of ``with``; an OSError inside names the file."""
+    try:
+        fd = os.open(path, _FLAGS)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+
+
+def size_of(fd: int) -> int:
+    """Return the size of a regular file, 0 for all else, which must be read to know."""
+    status = os.fstat(fd)
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def read_range(fd: int, wanted: Range) -> bytes:
+    """Read a part of a file, of whatever kind; leave ``fd`` open."""
+    size = size_of(fd)
+    if size == 0:
+        return wanted.of(_read_to_end(fd))
+    position, stop = wanted.within(size)
+    pieces = []
+    while position < stop and (piece := os.pread(fd, min(stop - position, _READ_MAX), position)):
+        pieces.append(piece)
+        position += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _read_to_end(fd: int) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from aioload.arguments import whole_number
 from aioload.errors import ArgumentError
+from aioload.stats import Tally
 
 T = TypeVar("T")
 
@@ -98,12 +99,12 @@ class ReadPolicy:
                 exc = other
         raise exc
 
-    async def try_again_async(self, read: Callable[[], Awaitable[T]], exc: Exception, count: Callable[[], None]) -> T:
-        """As :meth:`try_again`, for a coroutine, which can be cancelled in any pause; ``count`` is called each try."""
+    async def try_again_async(self, read: Callable[[], Awaitable[T]], exc: Exception, tally: Tally) -> T:
+        """As :meth:`try_again`, for a coroutine, which can be cancelled in any pause; ``tally`` counts the tries."""
         tries = _Tries(self)
         while True:
             await asyncio.sleep(tries.next_pause_s(exc))
-            count()
+            tally.retries += 1
             try:
                 return await read()
             except Exception as other:

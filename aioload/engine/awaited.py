@@ -1,0 +1,85 @@
+"""Awaited: files are read by coroutines on the loop, and decoded on the decode pool."""
+
+import asyncio
+import time
+from types import CoroutineType
+from typing import Any
+
+from aioload.context import HERE, Stage
+from aioload.engine.batch import Batch
+from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_finish, submit_if_empty
+from aioload.engine.pools import ThreadPool, Worker
+from aioload.engine.source import Source, refuse_coroutine
+from aioload.engine.tasks import TaskPool
+from aioload.errors import strip
+
+_LOCATION, _SAMPLE = Stage.LOCATION, Stage.SAMPLE
+
+
+class AwaitedFetcher:
+    """AWAITED: ``await reader.read(location)`` on the loop, a job per sample, then ``decode`` on the decode pool."""
+
+    def __init__(self, source: Source, tasks: TaskPool, decode: ThreadPool, gate: Gate) -> None:
+        self._source, self._tasks, self._decode_pool, self._gate = source, tasks, decode, gate
+        self._samples, self._context = source.samples, source.context
+
+    def submit(self, batch: Batch) -> None:
+        """Queue a read per sample."""
+        submit_if_empty(batch, self._decode_pool)
+        self._tasks.submit((self._read, batch, position) for position in range(len(batch.indices)))
+
+    def resubmit(self, jobs: list[Any]) -> None:
+        """Queue the jobs."""
+        self._tasks.submit(jobs)
+
+    async def _read(self, batch: Batch, position: int) -> None:
+        if not batch.wants(position):
+            self._settle(batch, batch.drop(position))
+            return
+        if self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._read, batch, position))
+            return
+        tally = self._tasks.tally
+        tally.reads_in_flight += 1
+        started = time.perf_counter()
+        index = batch.indices[position]
+        HERE.set([self._context, index, _LOCATION, 0, None])
+        try:
+            data = await self._source.await_patiently(self._samples.location(index), tally)
+            tally.bytes_read += self._source.size_of(data)
+        except BaseException as exc:
+            if isinstance(exc, asyncio.CancelledError) and self._tasks.closed:
+                raise  # the loader stops; this is not the reader's doing
+            self._settle(batch, batch.fail(position, strip(exc), "read"))
+            return
+        finally:
+            tally.reads_in_flight -= 1
+            tally.read_s += time.perf_counter() - started
+            HERE.set(None)
+        self._decode_pool.submit(((self._decode, batch, position, data),), 1)
+
+    def _settle(self, batch: Batch, complete: bool) -> None:
+        if not complete:
+            return
+        if batch.error is not None:
+            batch.finish(self._tasks.tally)
+        else:  # the user's collate_fn must not hold up the loop
+            submit_finish(batch, self._decode_pool)
+
+    def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
+        if not batch.wants(position):
+            settle(batch, batch.drop(position), worker)
+            return
+        index = batch.indices[position]
+        HERE.set([self._context, index, _SAMPLE, worker.number, None])
+        try:
+            sample = self._samples.decode(data, index)
+            if type(sample) is CoroutineType:
+                refuse_coroutine(sample, self._samples, "decode")
+        except BaseException as exc:
+            settle(batch, batch.fail(position, strip(exc), "decode"), worker)
+            return
+        lap_decode(worker)
+        if batch.add(position, sample):
+            batch.finish(worker.tally)
+        lap_collate(worker)
