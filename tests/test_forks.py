@@ -100,3 +100,33 @@ for batches in not_started:
 live.go_on()
 """
     nursery.run_quietly(script)
+
+
+def test_a_fork_while_another_thread_begins_its_workers(nursery: Nursery) -> None:
+    script = """
+import os, threading, time, warnings
+from aioload import DataLoader
+
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # from Python 3.12 on
+begun, go_on = threading.Event(), threading.Event()
+
+def begin(_):
+    begun.set()
+    go_on.wait(60)
+
+def load(worker_init_fn):
+    loader = DataLoader(range(20), num_workers=2, worker_init_fn=worker_init_fn)
+    assert [int(batch) for batch in loader] == list(range(20))
+
+thread = threading.Thread(target=load, args=(begin,))
+thread.start()
+begun.wait(60)
+pid = os.fork()
+if pid == 0:
+    load(lambda _: None)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+go_on.set()
+thread.join()
+"""
+    nursery.run_quietly(script)

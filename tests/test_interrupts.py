@@ -3,8 +3,10 @@
 import asyncio
 import functools
 import gc
+import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +21,11 @@ from conftest import join_all, loader_threads
 from failing import CASES, MakeCase
 from outcomes import FACES, Load, of_async_iterator, of_iterator
 
+import aioload
 from aioload import DataLoader, TensorDataset, error_context
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedItems
+
+OUR_FOLDER = os.path.dirname(aioload.__file__)
 
 
 def interrupt_when(ready: Callable[[], None]) -> threading.Thread:
@@ -320,3 +325,58 @@ def test_no_batch_is_lost_by_an_interrupt_while_it_is_gathered() -> None:
         except KeyboardInterrupt:
             interrupts += 1
     assert (got, interrupts) == (list(range(10)), 1)
+
+
+class InterruptedAt:
+    """Ctrl-C before a given line of the loader's own code, counted from where ``with`` begins."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.num_lines = number, 0
+
+    def __enter__(self) -> "InterruptedAt":
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(OUR_FOLDER):
+            return None
+        if event == "line":
+            self.num_lines += 1
+            if self.num_lines == self.number:
+                raise KeyboardInterrupt
+        return self._trace
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that comes in a finalizer
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_interrupt_at_whatever_line_costs_at_most_the_batch_at_hand(at: int, in_order: bool) -> None:
+    """Small rows are gathered in the thread that gets the interrupt, so that all of it may be cut short anywhere."""
+    rows = TensorDataset(torch.arange(12)[:, None])
+    for number in itertools.count(1):
+        with DataLoader(rows, 2, num_workers=2, timeout=60, in_order=in_order) as loader:
+            batches = iter(loader)
+            got = [next(batches)[0].flatten().tolist() for _ in range(at)]
+            interrupt = InterruptedAt(number)
+            try:
+                with interrupt:
+                    batch = next(batches)
+            except KeyboardInterrupt:
+                pass
+            else:
+                got.append(batch[0].flatten().tolist())
+            try:
+                got += [batch[0].flatten().tolist() for batch in batches]
+            except KeyboardInterrupt:
+                continue  # it came while indices were drawn; who knows what that did to the sampler
+            if interrupt.num_lines < number:
+                break
+            missing = [first for first in range(0, 12, 2) if [first, first + 1] not in got]
+            assert missing in ([], [2 * at])
+            assert got == sorted(got)
+            assert len(got) + len(missing) == 6
+    assert number > 100

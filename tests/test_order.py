@@ -35,7 +35,7 @@ def test_batches_leave_by_number_and_as_soon_as_that_allows(arrivals: list[int])
 def test_batches_leave_as_they_come_where_order_does_not_count() -> None:
     batches: list[Any] = [Numbered(2), Numbered(0)]
     order = AsCompleted()
-    leaving: list[list[Batch]] = [order.add(batch) for batch in batches]
+    leaving: list[list[Batch]] = [list(order.add(batch)) for batch in batches]
     assert leaving == [[batches[0]], [batches[1]]]
 
 

@@ -111,3 +111,17 @@ def test_closing_drops_what_is_queued_and_lets_what_runs_end() -> None:
         pool.join(time.monotonic() + 60)
     assert sorted(gates.finished) == [0, 1]
     assert not any(thread.name.startswith("aioload-test") for thread in threading.enumerate())
+
+
+def test_a_thread_that_was_chosen_and_never_woken_up_ends_with_the_pool() -> None:
+    """As if an interrupt had come in between."""
+    with pool_of(2, awake=2) as (pool, _):
+        done = threading.Event()
+        pool.submit([job(done.set)], 1)
+        assert done.wait(60)
+        while not any(worker.thread is not None for worker in pool._idle):
+            time.sleep(0.001)
+        pool._idle.clear()
+        pool.close()
+        pool.join(time.monotonic() + 60)
+    assert not any(thread.name.startswith("aioload-test") for thread in threading.enumerate())

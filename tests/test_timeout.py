@@ -160,3 +160,48 @@ def test_patience_has_no_end() -> None:
 def test_a_timeout_may_be_as_long_as_one_likes() -> None:
     with DataLoader(range(3), num_workers=1, timeout=float("inf")) as loader:
         assert of_iterator(iter(loader)) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("how", ["for", "async for"])
+def test_a_consumer_that_asks_often_and_waits_for_less_gets_what_can_be_had(tmp_path: Path, how: str) -> None:
+    """Reads that hang must not keep others waiting, though no single wait is long enough to notice."""
+    for index in range(2000):
+        (tmp_path / str(index)).write_text(str(index))
+    paths = [tmp_path / str(index) for index in range(2000)]
+    for hanging in (300, 700, 1100):
+        paths[hanging] = tmp_path / f"hanging {hanging}"
+        os.mkfifo(paths[hanging])  # whoever opens it waits for a writer
+    files = FileDataset(paths, lambda data, _: int(data))
+    timeout = 0.002 if how == "for" else 0
+    arguments: dict[str, Any] = {"num_workers": 1, "num_concurrent_reads": 8, "prefetch_factor": 8, "in_order": False}
+    with DataLoader(files, 100, timeout=timeout, **arguments) as loader:
+        if how == "for":
+            batches = iter(loader)
+            got = [in_time(batches) for _ in range(17)]
+        else:
+            got = asyncio.run(polled(loader, 17))
+        assert sorted(batch.tolist() for batch in got) == [
+            list(range(first, first + 100)) for first in range(0, 2000, 100) if first not in (300, 700, 1100)
+        ]
+        for hanging in (300, 700, 1100):
+            paths[hanging].write_text(str(hanging))
+
+
+async def polled(loader: DataLoader[Any], num_batches: int) -> list[Any]:
+    batches = aiter(loader)
+    got: list[Any] = []
+    while len(got) < num_batches:
+        with contextlib.suppress(TimeoutError):
+            got.append(await asyncio.wait_for(anext(batches), 0.002))
+    return got
+
+
+def test_a_wait_that_was_given_up_leaves_nothing_behind() -> None:
+    with GatedDataset(1) as dataset, DataLoader(dataset, num_workers=1, timeout=1e-4) as loader:
+        batches: Any = iter(loader)
+        for _ in range(200):
+            with pytest.raises(LoaderTimeoutError):
+                next(batches)
+        assert len(batches._pass.run._handoff._waiters) <= 1
+        dataset.gates.open_all()
+        assert int(in_time(batches)) == 0

@@ -26,7 +26,7 @@ from aioload.copier import Copied
 from aioload.engine.position import Place
 from aioload.engine.recipe import Recipe
 from aioload.engine.tolerance import Tolerance, let_go, record_of
-from aioload.errors import ErrorContext, SampleError, describe_sample, safe_to_raise, strip
+from aioload.errors import ErrorContext, SampleError, describe_sample, is_interrupt, safe_to_raise, strip
 from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Slot
@@ -213,6 +213,8 @@ class Batch:
                 self._make_result()
             except BaseException as exc:
                 self._release_slot()
+                if is_interrupt(exc):  # in the consumer's thread: it is for the consumer, who asks again
+                    raise
                 indices = list(self.indices) if self.recipe.batched else self.indices[0]
                 where = None if self.recipe.batched else self.recipe.locate(indices)
                 self._set_error(strip(exc), ErrorContext(indices, where, "collate"))

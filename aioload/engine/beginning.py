@@ -5,14 +5,13 @@ step. So the function finds the generators seeded for the worker, as torch seeds
 """
 
 import contextlib
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-
-_LOCK = threading.Lock()  # the generators are the process's
 
 
 class Beginning:
@@ -23,12 +22,14 @@ class Beginning:
         base_seed: Worker ``number`` is seeded with ``base_seed + number``.
     """
 
+    _lock = threading.Lock()  # of all: the generators are the process's
+
     def __init__(self, worker_init_fn: Callable[[int], None], base_seed: int) -> None:
         self._worker_init_fn, self._base_seed = worker_init_fn, base_seed
 
     def __call__(self, number: int) -> None:
         """Call it for worker ``number``; the process's generators are afterwards what they were before."""
-        with _LOCK, kept_generators():
+        with self._lock, kept_generators():
             _seed(self._base_seed + number)
             self._worker_init_fn(number)
 
@@ -46,6 +47,13 @@ def kept_generators() -> Iterator[None]:
         torch.default_generator.set_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
+
+
+def _renew_lock() -> None:
+    Beginning._lock = threading.Lock()  # noqa: SLF001  # a thread that does not exist here may have had it
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _seed(seed: int) -> None:

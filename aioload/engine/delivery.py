@@ -8,7 +8,7 @@ from aioload.copier import Copier
 from aioload.engine.batch import Batch
 from aioload.engine.handoff import Handoff
 from aioload.engine.order import AsCompleted, InOrder
-from aioload.errors import EngineError, ErrorContext, annotate
+from aioload.errors import EngineError, ErrorContext, annotate, is_interrupt
 
 
 class Delivery:
@@ -30,8 +30,9 @@ class Delivery:
     def arrive(self, batch: Batch) -> None:
         """Take in a finished batch and hand over those that it lets go; drop it if closed. Never waits.
 
-        Any thread may call it; where there is a copier, always the same. One that finds another at work leaves the
-        batch to it, and so does a finalizer that a garbage collection runs in the middle of this.
+        Any thread may call it, or the loop alone where there is a copier, but not the main thread, in which an
+        interrupt could leave the lock taken. One that finds another at work leaves the batch to it, and so does a
+        finalizer that a garbage collection runs in the middle of this.
         """
         self._arrived.append(batch)
         while self._arrived and self._lock.acquire(blocking=False):
@@ -40,6 +41,14 @@ class Delivery:
                     self._hand_over(self._arrived.popleft())
             finally:
                 self._lock.release()
+
+    def arrive_here(self, batch: Batch) -> None:
+        """As :meth:`arrive`, in the consumer's thread, from which all batches of the run come.
+
+        Raises:
+            KeyboardInterrupt: The batch may arrive again; the consumer drops what it has had.
+        """
+        self._hand_over(batch)
 
     def _hand_over(self, batch: Batch) -> None:
         try:
@@ -51,6 +60,8 @@ class Delivery:
                     _copy(leaving, self._copier)
                 self._handoff.put(leaving)
         except BaseException as exc:
+            if is_interrupt(exc):
+                raise
             error = EngineError(f"A batch could not be handed over: {exc!r}.")
             error.__cause__ = exc
             self._handoff.break_(error)

@@ -84,6 +84,11 @@ class Handoff:
         self._waiters.append(lock.release)
         return lock
 
+    def forget(self, waiter: threading.Lock) -> None:
+        """Let a waiter go that has not been released: who waited has given up."""
+        with contextlib.suppress(ValueError):  # it has been called meanwhile
+            self._waiters.remove(waiter.release)
+
     @contextlib.contextmanager
     def task_waiter(self) -> "Iterator[asyncio.Future[None]]":
         """Give a future of the running loop that is done when it is worth looking again.

@@ -1,5 +1,7 @@
 """Order: which finished batches may go to the consumer now."""
 
+from collections.abc import Iterator
+
 from aioload.engine.batch import Batch
 
 
@@ -10,19 +12,21 @@ class InOrder:
         self._next = 0
         self._waiting: dict[int, Batch] = {}
 
-    def add(self, batch: Batch) -> list[Batch]:
-        """Return the batches that ``batch`` lets go, itself among them or none."""
+    def add(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the batches that ``batch`` lets go, itself among them or none; each is gone once the next is asked for.
+
+        So an interrupt in between loses none.
+        """
         self._waiting[batch.number] = batch
-        leaving = []
-        while (head := self._waiting.pop(self._next, None)) is not None:
-            leaving.append(head)
-            self._next += 1
-        return leaving
+        while (head := self._waiting.get(self._next)) is not None:
+            yield head
+            number, self._next = self._next, self._next + 1
+            del self._waiting[number]
 
 
 class AsCompleted:
     """Batches leave as they are finished."""
 
-    def add(self, batch: Batch) -> list[Batch]:
-        """Return ``batch``."""
-        return [batch]
+    def add(self, batch: Batch) -> Iterator[Batch]:
+        """Yield ``batch``."""
+        yield batch

@@ -5,6 +5,7 @@ per job: ``deque`` and ``list`` operations are atomic, and a thread that finds n
 before it looks once more and parks.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -171,12 +172,9 @@ class ThreadPool:
         """Drop the queued jobs and let each thread end after the job it is on. Takes no lock and never waits."""
         self.closed = True
         self._queue.clear()
-        while self._idle:
-            try:
-                worker = self._idle.pop()
-            except IndexError:
-                break
-            if worker.thread is not None:
+        self._idle.clear()
+        for worker in self._workers:  # all: an interrupt may have come between choosing one and waking it up
+            with contextlib.suppress(RuntimeError):  # it has been woken up already
                 worker.park.release()
 
     def join(self, deadline: float) -> None:

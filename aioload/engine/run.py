@@ -18,7 +18,7 @@ from aioload.engine.choice import Crew, fetcher_for
 from aioload.engine.delivery import Delivery
 from aioload.engine.handoff import Handoff
 from aioload.engine.indices import IndexStream
-from aioload.engine.patience import Patience, patience_for
+from aioload.engine.patience import WIDEN_AFTER_S, Patience, patience_for
 from aioload.engine.recipe import Recipe
 from aioload.engine.settings import Answer, Settings
 from aioload.engine.source import Kind, Source
@@ -63,15 +63,17 @@ class Run:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._handoff = Handoff()
-        self._delivery = Delivery(self._handoff, copier, in_order=settings.in_order)
+        self._in_order = settings.in_order or source.kind is Kind.TAKE  # all rows take equally long
+        self._delivery = Delivery(self._handoff, copier, in_order=self._in_order)
         self._open: dict[int, Batch] = {}
         self._window = Window(max_batches, settings.max_bytes, self._resubmit)
         self._submitted = 0
         self._total: int | None = None
         self._stream_error: BaseException | None = None
+        self._starved_since_s: float | None = None  # when a consumer first found nothing, since the latest batch
         self.closed = False
         self._started = False
-        self._undone: list[Any] | None = None  # indices drawn for a batch that has not been submitted
+        self._drawn: tuple[int, list[Any]] = -1, []  # the number of the batch drawn last, and its indices
         self.on_exhausted: Callable[[int], None] | None = None
         self._has_indices = source.kind is not Kind.ITERABLE
         self.record = source.record(stream, num_yielded)
@@ -142,12 +144,20 @@ class Run:
                     waiter = self._handoff.thread_waiter()
                     answer = self._take()
                     if answer is Answer.NOT_YET:
-                        wait_s = patience.wait_s(time.perf_counter() - started)
-                        waiter.acquire(timeout=-1 if wait_s is None else wait_s)
+                        self._wait(waiter, patience, started)
             finally:
                 waited_s = time.perf_counter() - started
                 self._tally.wait_s += waited_s
         return answer if isinstance(answer, Answer) else self._unwrap(answer)
+
+    def _wait(self, waiter: threading.Lock, patience: Patience, started: float) -> None:
+        is_released = False
+        try:
+            wait_s = patience.wait_s(time.perf_counter() - started)
+            is_released = waiter.acquire(timeout=-1 if wait_s is None else wait_s)
+        finally:
+            if not is_released:
+                self._handoff.forget(waiter)
 
     async def anext(self) -> Any:
         """As :meth:`next`, letting the running event loop go on. Cancelling it loses no batch."""
@@ -218,6 +228,9 @@ class Run:
             batch = self._handoff.peek()
             if batch is None:
                 return Answer.NOT_YET
+            if self._in_order and batch.number < self._window.delivered:  # an interrupt had it made again
+                self._handoff.pop()
+                continue
             if batch.is_end:
                 self._total = batch.number if self._total is None else min(self._total, batch.number)
                 self._handoff.pop()
@@ -231,6 +244,7 @@ class Run:
                 raise
             self._open.pop(batch.number, None)
             self._handoff.pop()
+            self._starved_since_s = None
             too_many = self._losses.note(batch.losses())
             if batch.is_skipped and too_many is None:
                 self.record.position.pass_by(batch.place)
@@ -255,8 +269,8 @@ class Run:
     def _refill(self) -> None:
         while self._total is None and self._submitted < self._window.horizon and not self.closed:
             try:
-                if self._undone is None:
-                    self._undone = self._stream.draw(batched=self._settings.batched)
+                if self._drawn[0] < self._submitted:  # else an interrupt kept it from being submitted
+                    self._drawn = self._submitted, self._stream.draw(batched=self._settings.batched)
             except StopIteration:
                 self._total = self._submitted
             except BaseException as exc:
@@ -264,8 +278,7 @@ class Run:
                 if isinstance(exc, KeyboardInterrupt):  # it is for the consumer, and for now
                     raise
             else:
-                self._submit(self._undone)
-                self._undone = None
+                self._submit(self._drawn[1])
         if self._total is not None and self.on_exhausted is not None:
             self.on_exhausted(self._window.horizon - self._submitted)
 
@@ -291,6 +304,11 @@ class Run:
         return result
 
     def _patience(self) -> Patience:
+        now_s = time.perf_counter()
+        if self._starved_since_s is None:
+            self._starved_since_s = now_s
+        elif now_s - self._starved_since_s > WIDEN_AFTER_S:  # a consumer who asks often and waits for less
+            self._crew.widen_if_stuck()
         return patience_for(self._settings, widen=self._crew.widen_if_stuck, oldest=self._oldest)
 
     def _oldest(self) -> Batch | None:
@@ -313,8 +331,9 @@ class Run:
 
     def _report(self, batch: Batch) -> None:
         # Each thread that is woken takes the interpreter lock from those that read: by way of the loop costs 10 %.
-        is_here = isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct  # as all batches of this run
-        if self._by_loop and not is_here:
+        if isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct:
+            self._delivery.arrive_here(batch)  # in the consumer's thread, as all batches of this run
+        elif self._by_loop:
             self._crew.portal.call(self._delivery.arrive, batch)
         else:
             self._crew.portal.pass_through(self._delivery.arrive, batch)
