@@ -97,7 +97,11 @@ def test_a_subset(kind: Any, indices: Any) -> None:
 
 def test_bytes_are_counted_and_not_items() -> None:
     reader = Blocking(convert=lambda data: np.full(3, int(data), np.int64))
-    dataset: FileDataset[int] = FileDataset(range(SIZE), lambda data, _: int(data[2]))  # type: ignore[arg-type]
+
+    def decode(data: Any, _: int) -> int:
+        return int(data[2])
+
+    dataset = FileDataset(range(SIZE), decode)  # type: ignore[arg-type]
     for num_workers in (0, 1):
         with DataLoader(dataset, num_workers=num_workers, reader=reader) as loader:
             assert [int(batch) for batch in loader] == list(range(SIZE))
@@ -253,7 +257,7 @@ def test_a_loader_keeps_its_reader_and_so_do_its_copies(kind: Any) -> None:
     assert loader.reader is reader
     assert DataLoader(Numbers()).reader is None
     assert copy.copy(loader).reader is reader
-    files = DataLoader(FileDataset(["a"], len), reader=AiofilesReader())
+    files = DataLoader(FileDataset(["a"], int), reader=AiofilesReader())
     for other in (copy.deepcopy(files), pickle.loads(pickle.dumps(files))):
         assert type(other.reader) is AiofilesReader
 

@@ -49,8 +49,14 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def read(reader: Reader, location: Any, *range_: Any) -> bytes:
     """Return what a reader of either kind gives."""
     result: Any = reader.read(location, *range_)
-    data: Any = asyncio.run(result) if inspect.iscoroutine(result) else result
-    return bytes(data)
+
+    async def wait() -> None:  # asyncio.run() makes a repr of what a task returns, for 64 MB in seconds
+        nonlocal result
+        result = await result
+
+    if inspect.isawaitable(result):
+        asyncio.run(wait())
+    return bytes(result)
 
 
 def by_loader(load: Load) -> Fetch:
