@@ -1,7 +1,7 @@
 """A prefetching data loader for PyTorch: change one import, and the training step no longer waits."""
 
 from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
-from aioload.errors import AioloadError, ErrorContext, error_context
+from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
 from aioload.randomness import sample_rng
 from aioload.readers import AiofilesReader, LocalReader, MmapReader, Reader
@@ -32,6 +32,7 @@ __all__ = [
     "LocalReader",
     "MmapReader",
     "Reader",
+    "SampleError",
     "ShardedSampler",
     "ShuffleSampler",
     "StratifiedBatchSampler",

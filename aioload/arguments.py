@@ -40,6 +40,41 @@ def whole_number(name: str, value: object, minimum: int, maximum: int = MAX_SAMP
     return number
 
 
+def check_on_error(on_error: Any, max_errors: Any, dataset: Any) -> None:
+    """Refuse what is no way to deal with errors, or cannot be had for this dataset.
+
+    Raises:
+        ArgumentError: One of them has another form, or needs what the dataset lacks.
+    """
+    if on_error not in ("raise", "skip", "replace") and not callable(on_error):
+        message = (
+            "on_error must be 'raise', 'skip', 'replace' or a function that takes the exception and returns a sample; "
+            f"got {on_error!r}."
+        )
+        raise ArgumentError(message)
+    if on_error != "raise" and isinstance(dataset, torch_data.IterableDataset):
+        message = (
+            f"on_error={on_error!r} is for datasets that are asked by index; an iterator that has raised, as "
+            f"{type(dataset).__name__}'s may, cannot be asked for the next item. Deal with errors in its __iter__."
+        )
+        raise ArgumentError(message)
+    if max_errors is None:
+        return
+    if on_error == "raise":
+        message = (
+            f"max_errors={max_errors!r} needs on_error='skip', 'replace' or a function: else the first one is raised."
+        )
+        raise ArgumentError(message)
+    if not isinstance(max_errors, float):
+        whole_number("max_errors", max_errors, 0)
+    elif not 0 <= max_errors < 1 or not hasattr(type(dataset), "__len__"):
+        message = (
+            "max_errors must be a whole number, or a float from 0 to below 1, which is a share of len(dataset); "
+            f"got {max_errors!r} for {type(dataset).__name__}."
+        )
+        raise ArgumentError(message)
+
+
 def seed_number(value: object) -> int:
     """Return a seed: 64 bits, all of which count."""
     return whole_number("seed", value, 0, MAX_SEED)

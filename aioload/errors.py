@@ -38,6 +38,22 @@ class ErrorContext(NamedTuple):
         return _NOTE_PREFIX + "failed at " + ", ".join(parts)
 
 
+class SampleError(NamedTuple):
+    """A sample that could not be loaded, where that does not end the loop; see ``on_error`` of the loader.
+
+    Attributes:
+        index: Its index as the sampler gave it.
+        location: Its path or URL, or ``None`` when the dataset has no ``location``.
+        stage: ``"read"``, ``"decode"`` or ``"fetch"`` (``__getitem__``).
+        error: What was raised. Its traceback has the lines; the variables are gone.
+    """
+
+    index: Any
+    location: Any
+    stage: str
+    error: BaseException
+
+
 class AioloadError(Exception):
     """Base of everything the loader itself finds wrong."""
 
@@ -67,6 +83,10 @@ class SampleKeyError(AioloadError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would show the message in quotes
+
+
+class TooManyErrorsError(AioloadError, RuntimeError):
+    """More samples failed than ``max_errors`` allows, or all of them; the last one's error is the cause."""
 
 
 class LoaderTimeoutError(AioloadError, RuntimeError, TimeoutError):

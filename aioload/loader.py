@@ -1,5 +1,6 @@
 """The loader: torch's DataLoader by its arguments and attributes, our engine by its work."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +11,7 @@ import torch.utils.data as torch_data
 
 from aioload.arguments import (
     check_iterable_workers,
+    check_on_error,
     check_timeout,
     loader_seed,
     say_once_that_there_are_no_processes,
@@ -24,7 +26,8 @@ from aioload.engine.plan import plan_of
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
 from aioload.engine.source import check_reader
-from aioload.errors import ArgumentError
+from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
+from aioload.errors import ArgumentError, SampleError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
 from aioload.readers import Reader
 from aioload.samplers import ShuffleSampler
@@ -84,6 +87,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
             :class:`~aioload.readers.LocalReader` unless given. Its ``read(location)`` runs on the read threads, or if
             it is ``async def`` on the loader's event loop. The loader does not close it. See
             :class:`~aioload.readers.Reader`.
+        on_error: What is done when a sample cannot be read, decoded or fetched (an ``Exception``): ``"raise"`` it for
+            the batch; ``"skip"`` the sample, so that the batch is smaller, or left out if nothing remains;
+            ``"replace"`` it by the one before it in the batch, or else the first good one behind it; or call a function
+            with the exception, in the thread that loaded, and take the sample that it returns (what it raises counts
+            as the sample's error). See :meth:`errors`. Not for an ``IterableDataset``, which cannot go on.
+        max_errors: How many samples of one pass may be skipped or replaced, a number, or a float below 1 for a share of
+            the dataset; beyond, :class:`~aioload.errors.TooManyErrorsError`. ``None`` is no bound, but a pass
+            that has no batch at all for errors raises it too.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -115,6 +126,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         num_concurrent_reads: int = 32,
         iterable_workers: int = 1,
         reader: Reader | None = None,
+        on_error: OnError = "raise",
+        max_errors: float | None = None,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
@@ -122,6 +135,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
         check_reader(reader, dataset)
+        check_on_error(on_error, max_errors, dataset)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -152,6 +166,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self.device = resolve_device(device)
         self.num_concurrent_reads = num_concurrent_reads
         self.seed, self.iterable_workers, self.reader = seed, iterable_workers, reader
+        self.on_error, self.max_errors = on_error, max_errors
+        self._errors = ErrorLog()
         self._runtimes: dict[int, Runtime] = {}  # by process: a forked child makes its own
         self._epochs = Epochs()
         self._epoch_was_set = False
@@ -204,7 +220,25 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def stats(self) -> LoaderStats:
         """Return what has been loaded, and where the time went, since the loader was made."""
-        return self._runtime().stats()
+        return dataclasses.replace(self._runtime().stats(), errors=self._errors.count)
+
+    def errors(self) -> list[SampleError]:
+        """Return the samples that batches went without, by the order of the batches: see ``on_error``.
+
+        They are those of all passes since the loader was made, the latest 10,000 of them; ``stats().errors`` has the
+        number. What has been loaded ahead is not among them yet. Any thread may call it.
+        """
+        return self._errors.records()
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        """What is done about samples that fail, ``None`` where an error ends the loop."""
+        if self.on_error == "raise":
+            return None
+        allowed = self.max_errors
+        if isinstance(allowed, float):
+            allowed = int(allowed * len(self.dataset))  # type: ignore[arg-type]  # checked
+        return Tolerance(self.on_error, allowed, self._errors)
 
     @property
     def declared_items(self) -> int | None:

@@ -21,6 +21,7 @@ class LoaderStats:
         reads_in_flight: Reads (or awaited samples) under way at this moment.
         reads_limit: Reads the loader lets be under way at present; it lowers this by itself, down to one,
             while reads are so short that threads would only contend for the interpreter.
+        errors: Samples that batches handed out went without, or that others stood in for (``on_error``).
     """
 
     samples: int = 0
@@ -32,6 +33,7 @@ class LoaderStats:
     wait_s: float = 0.0
     reads_in_flight: int = 0
     reads_limit: int = 0
+    errors: int = 0
 
 
 class Tally:

@@ -31,6 +31,7 @@ def make_recipe(ring: Ring) -> Recipe:
         ring=ring,
         locate=lambda index: f"file {index}",
         on_size=lambda _: None,
+        tolerance=None,
     )
 
 

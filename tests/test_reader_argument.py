@@ -180,6 +180,32 @@ def test_an_error_arrives_as_it_was(load: Load, kind: Any) -> None:
 
 @both_kinds
 @every_way
+def test_errors_may_be_skipped(load: Load, kind: Any) -> None:
+    reader = kind()
+    reader.gates.fail(2, OSError(5, "Input/output error"))
+    reader.gates.fail(3, OSError(5, "Input/output error"))
+    assert load(Numbers(), batch_size=2, on_error="skip", reader=reader) == [
+        [i, i + 1] for i in range(0, SIZE, 2) if i != 2
+    ]
+
+
+@both_kinds
+def test_what_stands_in_for_a_sample_is_not_made_on_the_loop(kind: Any) -> None:
+    reader, threads = kind(), set()
+    reader.gates.fail(2, OSError(5, "Input/output error"))
+
+    def stand_in(_: Exception) -> int:
+        threads.add(threading.current_thread().name)
+        return -1
+
+    with DataLoader(Numbers(), 4, num_workers=1, on_error=stand_in, reader=reader) as loader:
+        assert next(iter(loader)).tolist() == [0, 1, -1, 3]
+    assert threads
+    assert "aioload-loop" not in threads
+
+
+@both_kinds
+@every_way
 def test_an_error_in_decoding_is_one(load: Load, kind: Any) -> None:
     zero, error, *_ = load(Numbers(), reader=kind(convert=lambda data: data if data != b"1" else b"one"))
     assert (zero, type(error)) == ([0], ValueError)

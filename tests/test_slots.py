@@ -216,6 +216,7 @@ def test_other_threads_do_not_see_a_layout_before_a_sample_has_fitted(monkeypatc
         ring=ring,
         locate=lambda _: None,
         on_size=lambda _: None,
+        tolerance=None,
     )
     recipe.layout = Layout.of(Spied(1, np.zeros(2)))
     batch = Batch(0, [0, 1], recipe, lambda _: None)

@@ -25,7 +25,8 @@ from aioload.context import leave_sample
 from aioload.copier import Copied
 from aioload.engine.position import Place
 from aioload.engine.recipe import Recipe
-from aioload.errors import ErrorContext, describe_sample, safe_to_raise, strip
+from aioload.engine.tolerance import Tolerance, let_go, record_of
+from aioload.errors import ErrorContext, SampleError, describe_sample, safe_to_raise, strip
 from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Slot
@@ -57,9 +58,10 @@ class Batch:
         self.error: BaseException | None = None
         self.context: ErrorContext | None = None
         self.is_end = False  # an iterable dataset ended before this batch
-        self.is_skipped = False  # one of its lanes did
+        self.is_skipped = False  # one of its lanes did, or none of its samples could be loaded
         self.place: Place | None = None  # where it stands in the pass, for whoever resumes it
         self.copied: Copied | None = None  # where a copier has been at work
+        self.failed: dict[int, SampleError] = {}  # samples that it is made without, by position
         self.slot: Slot | None = None
         self.layout: Layout | None = None
         self.columns: list[Column] = []
@@ -103,6 +105,25 @@ class Batch:
         """Note that a sample failed; return whether the batch is complete. The lowest position counts."""
         index = self.indices[position]
         context = ErrorContext(index, self.recipe.locate(index), stage)
+        if self.recipe.tolerance is not None and isinstance(exc, Exception) and stage != "collate":
+            return self._tolerate(position, exc, context, self.recipe.tolerance)
+        return self._fail(position, exc, context)
+
+    def _tolerate(self, position: int, exc: Exception, context: ErrorContext, tolerance: Tolerance) -> bool:
+        record = record_of(exc, context)
+        if tolerance.stand_in is None:
+            let_go(record)
+            self.failed[position] = record
+            return self._settle(position)
+        try:
+            sample = tolerance.stand_in(record.error)  # type: ignore[arg-type]  # made of an Exception
+        except BaseException as other:
+            return self._fail(position, strip(other), context)
+        let_go(record)
+        self.failed[position] = record
+        return self.add(position, sample)
+
+    def _fail(self, position: int, exc: BaseException, context: ErrorContext) -> bool:
         with self._lock:
             if position < self._error_position:
                 self._error_position = position
@@ -196,7 +217,7 @@ class Batch:
                 where = None if self.recipe.batched else self.recipe.locate(indices)
                 self._set_error(strip(exc), ErrorContext(indices, where, "collate"))
             else:
-                tally.samples += len(self.indices)
+                tally.samples += 0 if self.is_skipped else len(self.indices)
         self._loose.clear()
         self._whole = None
         self._on_done(self)
@@ -214,6 +235,12 @@ class Batch:
         """Drop a finished batch that nobody wants."""
         self.result = self.error = None
         self._release_slot()
+
+    def losses(self) -> list[SampleError]:
+        """Return what became of the samples that it is made without; of those behind an error nobody can tell."""
+        if not self.failed:
+            return []
+        return [self.failed[position] for position in sorted(self.failed) if position < self._error_position]
 
     def missing(self) -> list[int]:
         """Return the positions of the samples that have not come yet."""
@@ -286,7 +313,14 @@ class Batch:
 
     def _make_result(self) -> None:
         recipe = self.recipe
-        if self.layout is not None and not self._loose:
+        sources: Sequence[int] = range(len(self.indices))
+        if self.failed and recipe.tolerance is not None and recipe.tolerance.stand_in is None:
+            sources = recipe.tolerance.sources(len(self.indices), self.failed)
+            if not sources:
+                self._release_slot()
+                self.is_skipped = True
+                return
+        elif self.layout is not None and not self._loose:
             assert self.slot is not None
             self.slot.seal()
             if not recipe.on_device:
@@ -298,7 +332,9 @@ class Batch:
         if self._whole is not None:
             samples = self._whole[0]
         else:
-            samples = [self._sample(position) for position in range(len(self.indices))]
+            samples = [self._sample(position) for position in sources]
+            if self.failed:
+                self.indices = [self.indices[position] for position in sources]
         self._release_slot()
         leave_sample()
         if recipe.batched:

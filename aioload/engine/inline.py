@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any
 
@@ -16,14 +16,18 @@ from aioload.engine.portal import Portal
 from aioload.engine.position import Place
 from aioload.engine.settings import Answer, Settings
 from aioload.engine.source import Kind, Source, refuse_coroutine
+from aioload.engine.tolerance import Losses, let_go, record_of
 from aioload.errors import (
     ErrorContext,
     LoaderClosedError,
     RunningLoopError,
+    SampleError,
     annotate,
     describe_sample,
+    error_context,
     is_interrupt,
     safe_to_raise,
+    strip,
 )
 from aioload.stats import Tally
 
@@ -37,6 +41,7 @@ class Drawn:
     indices: list[Any]
     place: Place | None
     samples: Any = None
+    failed: dict[int, SampleError] = field(default_factory=dict)
 
 
 class InlineRun:
@@ -63,6 +68,7 @@ class InlineRun:
         self._lock = threading.Lock()  # one thread at a time draws indices
         self._undone: deque[Drawn] = deque()  # of calls that were interrupted
         self._stream_error: BaseException | None = None
+        self._losses = Losses(settings.tolerance)
 
     def start(self) -> None:
         """Do nothing: nothing is loaded before it is asked for."""
@@ -80,6 +86,12 @@ class InlineRun:
                 "already. Use 'async for', or num_workers=1 or more, which brings a loop of the loader's own."
             )
             raise RunningLoopError(message)
+        while (result := self._next()) is Answer.NOT_YET:
+            pass
+        return result
+
+    def _next(self) -> Any:
+        """Return the next batch, :attr:`Answer.OVER`, or :attr:`Answer.NOT_YET` where nothing is left of a batch."""
         drawn = self._next_indices()
         if isinstance(drawn, Answer):
             return drawn
@@ -98,11 +110,53 @@ class InlineRun:
         if self._source.kind is Kind.ITERABLE:
             self._load_items(drawn)
         elif self._source.kind is Kind.MANY:
-            HERE.set([self._source.context, None, Stage.BATCH, None, None])
+            self._load_many(drawn)
+        else:
+            self._load_singly(drawn)
+
+    def _load_many(self, drawn: Drawn) -> None:
+        HERE.set([self._source.context, None, Stage.BATCH, None, None])
+        try:
             with self._noting(list(drawn.indices), "fetch"):
                 drawn.samples = self._source.fetch_many(drawn.indices)
-        else:
-            drawn.samples = [self._load(index) for index in drawn.indices]
+        except Exception:
+            if self._settings.tolerance is None or not self._source.has_single:
+                raise
+            self._load_singly(drawn)  # to see which one it is
+
+    def _load_singly(self, drawn: Drawn) -> None:
+        samples: list[Any] = []
+        drawn.failed = {}
+        for index in drawn.indices:
+            try:
+                samples.append(self._load(index))
+            except Exception as exc:
+                samples.append(self._tolerate(drawn, len(samples), exc))
+        drawn.samples = samples
+
+    async def _load_awaited(self, drawn: Drawn) -> None:
+        samples: list[Any] = []
+        drawn.failed = {}
+        for index in drawn.indices:
+            try:
+                samples.append(await self._awaited(index))
+            except Exception as exc:
+                samples.append(self._tolerate(drawn, len(samples), exc))
+        drawn.samples = samples
+
+    def _tolerate(self, drawn: Drawn, position: int, exc: Exception) -> Any:
+        """Return what stands in for a sample that failed, ``None`` if nothing does; raise the error if it counts."""
+        tolerance, context = self._settings.tolerance, error_context(exc)
+        if tolerance is None or context is None:
+            raise exc
+        sample = None
+        if tolerance.stand_in is not None:
+            with self._noting(context.index, context.stage):
+                sample = tolerance.stand_in(exc)
+        record = record_of(strip(exc), context)
+        let_go(record)
+        drawn.failed[position] = record
+        return sample
 
     def _load_items(self, drawn: Drawn) -> None:
         """Take what comes next out of an iterable dataset, if anything does."""
@@ -136,12 +190,17 @@ class InlineRun:
         """As :meth:`next`; an async dataset or reader is awaited on the running loop, any other one blocks it."""
         if self._source.kind not in _ON_LOOP:
             return self.next()
+        while (result := await self._anext()) is Answer.NOT_YET:
+            pass
+        return result
+
+    async def _anext(self) -> Any:
         drawn = self._next_indices()
         if isinstance(drawn, Answer):
             return drawn
         outside = HERE.get()
         try:
-            drawn.samples = [await self._awaited(index) for index in drawn.indices]
+            await self._load_awaited(drawn)
             return self._deliver(drawn)
         except BaseException as exc:
             self._settle(drawn, is_undone=is_interrupt(exc) or _is_cancelled(exc))
@@ -173,6 +232,7 @@ class InlineRun:
         self.record.position.is_over = True
         error, self._stream_error = self._stream_error, None
         if error is None:
+            self._losses.check_end(self.record.position.num_yielded)
             return Answer.OVER
         annotate(error, ErrorContext(None, None, "sampler"))
         try:
@@ -225,7 +285,17 @@ class InlineRun:
         return _Noting(self._source, index, stage)
 
     def _deliver(self, drawn: Drawn) -> Any:
-        samples, indices = drawn.samples, drawn.indices
+        samples, indices, tolerance = drawn.samples, drawn.indices, self._settings.tolerance
+        error = self._losses.note([drawn.failed[position] for position in sorted(drawn.failed)])
+        if error is not None:
+            raise error
+        if drawn.failed and tolerance is not None and tolerance.stand_in is None:
+            sources = tolerance.sources(len(indices), drawn.failed)
+            if not sources:
+                self.record.position.pass_by(drawn.place)
+                return Answer.NOT_YET
+            samples = [samples[position] for position in sources]
+            indices = [indices[position] for position in sources]
 
         def describe(position: int) -> str:
             index = indices[position] if position < len(indices) else None

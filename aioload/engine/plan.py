@@ -44,6 +44,7 @@ class Plan:
         mine, others = self.settings, other.settings
         same = self.index_sampler is other.index_sampler and self.generator is other.generator
         same = same and mine.collate_fn is others.collate_fn and mine.by_rows == others.by_rows
+        same = same and mine.tolerance == others.tolerance
         return same and mine.in_order == others.in_order and mine.max_batches == others.max_batches
 
 
@@ -86,4 +87,5 @@ def _settings_of(loader: Any) -> Settings:
             num_concurrent=loader.num_concurrent_reads if kind in (Kind.STAGED, Kind.AWAITED, Kind.ASYNC) else 0,
         ),
         max_bytes=available_bytes() // _MEMORY_SHARE,
+        tolerance=loader.tolerance,
     )

@@ -73,6 +73,10 @@ class Position:
     def add(self, place: Place | None) -> None:
         """Note that the consumer gets the batch at ``place``."""
         self.num_yielded += 1
+        self.pass_by(place)
+
+    def pass_by(self, place: Place | None) -> None:
+        """Note that the consumer is beyond ``place`` and gets no batch for it."""
         if place is not None:
             self.lanes[place.lane].add(place.number, place.mark)
             self.latest_lane = place.lane

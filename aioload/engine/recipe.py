@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aioload.context import PassContext
+from aioload.engine.tolerance import Tolerance
 from aioload.layout import Layout
 from aioload.ring import Ring
 
@@ -21,6 +22,7 @@ class Recipe:
         ring: Where slots come from.
         locate: Returns the path of a sample, or ``None``.
         on_size: Told the bytes of a batch when they are known.
+        tolerance: What is done about samples that fail; ``None``: the batch fails.
     """
 
     def __init__(
@@ -35,9 +37,10 @@ class Recipe:
         ring: Ring,
         locate: Callable[[Any], Any],
         on_size: Callable[[int], None],
+        tolerance: Tolerance | None,
     ) -> None:
         self.context = context
         self.collate_fn, self.batched, self.by_rows = collate_fn, batched, by_rows
         self.on_device, self.pin, self.ring = on_device, pin, ring
-        self.locate, self.on_size = locate, on_size
+        self.locate, self.on_size, self.tolerance = locate, on_size, tolerance
         self.layout: Layout | None = None

@@ -22,6 +22,7 @@ from aioload.engine.patience import Patience, patience_for
 from aioload.engine.recipe import Recipe
 from aioload.engine.settings import Answer, Settings
 from aioload.engine.source import Kind, Source
+from aioload.engine.tolerance import Losses
 from aioload.engine.whole import GatherFetcher
 from aioload.engine.window import Window
 from aioload.errors import ErrorContext, ForkedIteratorError, annotate, safe_to_raise, strip
@@ -85,7 +86,9 @@ class Run:
             ring=ring,
             locate=source.locate,
             on_size=self._window.note_size,
+            tolerance=settings.tolerance,
         )
+        self._losses = Losses(settings.tolerance)
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
         # The batches of an async dataset or reader are lost with the loop: so one error comes, and not two.
         self._by_loop = copier is not None or source.kind in (Kind.ASYNC, Kind.AWAITED)
@@ -200,11 +203,13 @@ class Run:
         """Return the next batch and start another one in its place, or what keeps us from it."""
         if self.closed and (self._total is None or self._window.delivered < self._total):
             self._handoff.peek()  # raises; a sampler may still have the lock
-        with self._lock:
-            batch = self._take_next()
-        if isinstance(batch, Batch):
-            self._window.release()
-        return batch
+        before = self._window.delivered
+        try:
+            with self._lock:
+                return self._take_next()
+        finally:
+            if self._window.delivered != before:  # also where there was no data for a batch
+                self._window.release()
 
     def _take_next(self) -> Batch | Answer:
         while True:
@@ -226,9 +231,14 @@ class Run:
                 raise
             self._open.pop(batch.number, None)
             self._handoff.pop()
-            if not batch.is_skipped:
-                self.record.position.add(batch.place)
-                return batch
+            too_many = self._losses.note(batch.losses())
+            if batch.is_skipped and too_many is None:
+                self.record.position.pass_by(batch.place)
+                continue
+            self.record.position.add(batch.place)
+            if too_many is not None and batch.error is None:
+                raise too_many
+            return batch
 
     def _finish(self) -> Answer:
         self.record.position.is_over = True
@@ -239,6 +249,7 @@ class Run:
                 raise error
             finally:
                 del error
+        self._losses.check_end(self.record.position.num_yielded)
         return Answer.OVER
 
     def _refill(self) -> None:

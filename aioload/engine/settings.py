@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from aioload.engine.tolerance import Tolerance
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
@@ -20,6 +22,7 @@ class Settings:
     slow_after_s: float
     max_batches: int
     max_bytes: int
+    tolerance: Tolerance | None
 
 
 class Answer(enum.Enum):

@@ -102,6 +102,11 @@ class Source:
         return samples
 
     @property
+    def has_single(self) -> bool:
+        """Whether samples can be had one by one."""
+        return hasattr(type(self.samples), "__getitem__")
+
+    @property
     def items(self) -> Items:
         """What comes out of an ITERABLE dataset."""
         assert self._items is not None

@@ -49,18 +49,22 @@ class GatherFetcher:
             self._gather_rows(batch, worker.tally)
 
     def _gather_rows(self, batch: Batch, tally: Tally) -> None:
-        if batch.gather(self._layout, self._source.take, tally):
-            return
-        complete = not batch.indices
-        for position, index in enumerate(batch.indices):  # no row numbers, but a tensor may be indexed with them
-            try:
-                sample = self._source.samples[index]
-            except BaseException as exc:
-                complete = batch.fail(position, strip(exc), "fetch") or complete
-            else:
-                complete = batch.add(position, sample) or complete
-        if complete:
-            batch.finish(tally)
+        if not batch.gather(self._layout, self._source.take, tally):
+            _fetch_singly(batch, self._source, tally, None)  # no row numbers, but a tensor may be indexed with them
+
+
+def _fetch_singly(batch: Batch, source: Source, tally: Tally, worker_number: int | None) -> None:
+    complete = not batch.indices
+    for position, index in enumerate(batch.indices):
+        HERE.set([source.context, index, Stage.SAMPLE, worker_number, None])
+        try:
+            sample = source.samples[index]
+        except BaseException as exc:
+            complete = batch.fail(position, strip(exc), "fetch") or complete
+        else:
+            complete = batch.add(position, sample) or complete
+    if complete:
+        batch.finish(tally)
 
 
 class BatchFetcher:
@@ -91,7 +95,11 @@ class BatchFetcher:
         try:
             samples = self._source.fetch_many(batch.indices)
         except BaseException as exc:
-            batch.fail_whole(strip(exc), "fetch", list(batch.indices))
+            if batch.recipe.tolerance is not None and isinstance(exc, Exception) and self._source.has_single:
+                _fetch_singly(batch, self._source, worker.tally, worker.number)  # to see which one it is
+                lap_decode(worker)
+            else:
+                batch.fail_whole(strip(exc), "fetch", list(batch.indices))
             return
         lap_decode(worker)
         batch.fill_with(samples, worker.tally)
