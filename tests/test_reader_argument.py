@@ -59,7 +59,10 @@ class Blocking:
 
 
 class Awaiting(Blocking):
+    loop: asyncio.AbstractEventLoop
+
     async def read(self, location: int, offset: int = 0, length: int | None = None) -> Any:
+        self.loop = asyncio.get_running_loop()
         await self.gates.pass_through_async(location)
         return self.convert(b"%d" % location)
 
@@ -97,7 +100,11 @@ def test_a_subset(kind: Any, indices: Any) -> None:
 
 def test_bytes_are_counted_and_not_items() -> None:
     reader = Blocking(convert=lambda data: np.full(3, int(data), np.int64))
-    dataset: FileDataset[int] = FileDataset(range(SIZE), lambda data, _: int(data[2]))  # type: ignore[arg-type]
+
+    def decode(data: Any, _: int) -> int:
+        return int(data[2])
+
+    dataset = FileDataset(range(SIZE), decode)  # type: ignore[arg-type]
     for num_workers in (0, 1):
         with DataLoader(dataset, num_workers=num_workers, reader=reader) as loader:
             assert [int(batch) for batch in loader] == list(range(SIZE))
@@ -139,23 +146,24 @@ def test_as_many_reads_are_under_way_as_asked_for(kind: Any, batch_size: int) ->
     assert stats.read_s > 0
 
 
-@both_kinds
-def test_few_reads_are_under_way_when_batches_turn_out_large(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_beyond_the_window_wait_when_batches_turn_out_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "available_bytes", lambda: 4 * 1000)  # room for one batch ahead
+    reader, begun = Awaiting(opened=False), {}
 
     class Large(Numbers):
         def decode(self, data: Any, index: int) -> Any:
+            # When the loop has done what it had to do, the task that has read this has begun with the next, or not.
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), reader.loop).result()
+            begun[index] = max(reader.gates.started)
             return np.full(1000, super().decode(data, index), np.uint8)
 
-    reader = kind(opened=False)
-    with DataLoader(Large(), num_workers=1, num_concurrent_reads=4, reader=reader) as loader:
+    with DataLoader(Large(), num_workers=1, prefetch_factor=4, num_concurrent_reads=1, reader=reader) as loader:
         batches = iter(loader)
-        reader.gates.wait_num_started(4)
         reader.gates.open(0)
-        for index in range(SIZE):
-            reader.gates.open(index)
-            assert next(batches)[0].tolist() == [index] * 1000
-            assert set(reader.gates.started) <= {*range(4), *range(index + 3)}
+        assert next(batches)[0].tolist() == [0] * 1000
+        reader.gates.open_all()
+        assert of_iterator(batches) == [[[index] * 1000] for index in range(1, SIZE)]
+    assert begun == {0: 1, **{index: index for index in range(1, SIZE)}}
 
 
 @both_kinds
@@ -168,6 +176,32 @@ def test_an_error_arrives_as_it_was(load: Load, kind: Any) -> None:
     assert error_context(error) == (2, 2, "read")
     assert error.__notes__ == ["aioload: failed at stage 'read', index 2, location '2'"]
     assert [each for each in outcome if each is not error] == [[i, i + 1] for i in range(0, SIZE, 2) if i != 2]
+
+
+@both_kinds
+@every_way
+def test_errors_may_be_skipped(load: Load, kind: Any) -> None:
+    reader = kind()
+    reader.gates.fail(2, OSError(5, "Input/output error"))
+    reader.gates.fail(3, OSError(5, "Input/output error"))
+    assert load(Numbers(), batch_size=2, on_error="skip", reader=reader) == [
+        [i, i + 1] for i in range(0, SIZE, 2) if i != 2
+    ]
+
+
+@both_kinds
+def test_what_stands_in_for_a_sample_is_not_made_on_the_loop(kind: Any) -> None:
+    reader, threads = kind(), set()
+    reader.gates.fail(2, OSError(5, "Input/output error"))
+
+    def stand_in(_: Exception) -> int:
+        threads.add(threading.current_thread().name)
+        return -1
+
+    with DataLoader(Numbers(), 4, num_workers=1, on_error=stand_in, reader=reader) as loader:
+        assert next(iter(loader)).tolist() == [0, 1, -1, 3]
+    assert threads
+    assert "aioload-loop" not in threads
 
 
 @both_kinds
@@ -253,7 +287,7 @@ def test_a_loader_keeps_its_reader_and_so_do_its_copies(kind: Any) -> None:
     assert loader.reader is reader
     assert DataLoader(Numbers()).reader is None
     assert copy.copy(loader).reader is reader
-    files = DataLoader(FileDataset(["a"], len), reader=AiofilesReader())
+    files = DataLoader(FileDataset(["a"], int), reader=AiofilesReader())
     for other in (copy.deepcopy(files), pickle.loads(pickle.dumps(files))):
         assert type(other.reader) is AiofilesReader
 
@@ -431,13 +465,21 @@ async def stop_the_loop() -> None:
     await asyncio.sleep(0)
 
 
+async def exit_in_a_task_of_its_own() -> None:
+    async def leave() -> None:
+        raise SystemExit
+
+    await asyncio.create_task(leave())
+
+
 async def drain(batches: AsyncIterator[Any]) -> list[int]:
     return [int(batch) async for batch in batches]
 
 
+@pytest.mark.parametrize("do", [stop_the_loop, exit_in_a_task_of_its_own])
 @pytest.mark.parametrize("persistent", [False, True])
-async def test_a_reader_that_breaks_the_loop(persistent: bool) -> None:
-    reader = Doing(stop_the_loop)
+async def test_a_reader_that_breaks_the_loop(do: Callable[[], Any], persistent: bool) -> None:
+    reader = Doing(do)
     loader = DataLoader(Numbers(), num_workers=1, num_concurrent_reads=1, persistent_workers=persistent, reader=reader)
     batches = aiter(loader)
     for _ in range(2):

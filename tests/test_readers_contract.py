@@ -49,8 +49,14 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def read(reader: Reader, location: Any, *range_: Any) -> bytes:
     """Return what a reader of either kind gives."""
     result: Any = reader.read(location, *range_)
-    data: Any = asyncio.run(result) if inspect.iscoroutine(result) else result
-    return bytes(data)
+
+    async def wait() -> None:  # asyncio.run() makes a repr of what a task returns, for 64 MB in seconds
+        nonlocal result
+        result = await result
+
+    if inspect.isawaitable(result):
+        asyncio.run(wait())
+    return bytes(result)
 
 
 def by_loader(load: Load) -> Fetch:
@@ -250,17 +256,21 @@ async def test_a_read_that_is_cancelled_while_the_file_is_opened(tmp_path: Path)
 
 
 async def test_a_read_that_is_cancelled_while_the_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reader = AiofilesReader()
-    reading = asyncio.create_task(reader.read(path))
-    fd = await asyncio.to_thread(os.open, path, os.O_WRONLY)
-    reading.cancel()
+    reader, pipes, reads, fds = AiofilesReader(), [tmp_path / "a", tmp_path / "b"], [], []
+    for pipe in pipes:
+        os.mkfifo(pipe)
+        reads.append(asyncio.create_task(reader.read(pipe)))
+        fds.append(await asyncio.to_thread(os.open, pipe, os.O_WRONLY))
+    reads[0].cancel()
     with pytest.raises(asyncio.CancelledError):
-        await reading
+        await reads[0]
     (tmp_path / "file").write_bytes(b"abc")
-    assert await reader.read(tmp_path / "file") == b"abc"  # the other thread is still in its read
-    os.close(fd)
+    async with asyncio.timeout(60):
+        assert await reader.read(tmp_path / "file") == b"abc"  # not by the thread that is in its read still
+    os.close(fds[0])
+    os.write(fds[1], b"def")
+    os.close(fds[1])
+    assert await reads[1] == b"def"
 
 
 async def test_threads_end_with_the_last_read_and_none_is_of_the_default_executor(tmp_path: Path) -> None:

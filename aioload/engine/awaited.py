@@ -7,7 +7,7 @@ from typing import Any
 
 from aioload.context import HERE, Stage
 from aioload.engine.batch import Batch
-from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_finish, submit_if_empty
+from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
 from aioload.engine.pools import ThreadPool, Worker
 from aioload.engine.source import Source, refuse_coroutine
 from aioload.engine.tasks import TaskPool
@@ -33,13 +33,14 @@ class AwaitedFetcher:
         self._tasks.submit(jobs)
 
     async def _read(self, batch: Batch, position: int) -> None:
+        tally = self._tasks.tally
         if not batch.wants(position):
-            self._settle(batch, batch.drop(position))
+            if batch.drop(position):
+                batch.finish(tally)
             return
         if self._gate.is_narrow and batch.number >= self._gate.horizon:
             self._gate.hold((self._read, batch, position))
             return
-        tally = self._tasks.tally
         tally.reads_in_flight += 1
         started = time.perf_counter()
         index = batch.indices[position]
@@ -50,7 +51,7 @@ class AwaitedFetcher:
         except BaseException as exc:
             if isinstance(exc, asyncio.CancelledError) and self._tasks.closed:
                 raise  # the loader stops; this is not the reader's doing
-            self._settle(batch, batch.fail(position, strip(exc), "read"))
+            self._decode_pool.submit(((self._fail, batch, position, strip(exc)),), 1)  # the user's on_error may block
             return
         finally:
             tally.reads_in_flight -= 1
@@ -58,13 +59,9 @@ class AwaitedFetcher:
             HERE.set(None)
         self._decode_pool.submit(((self._decode, batch, position, data),), 1)
 
-    def _settle(self, batch: Batch, complete: bool) -> None:
-        if not complete:
-            return
-        if batch.error is not None:
-            batch.finish(self._tasks.tally)
-        else:  # the user's collate_fn must not hold up the loop
-            submit_finish(batch, self._decode_pool)
+    def _fail(self, worker: Worker, batch: Batch, position: int, exc: BaseException) -> None:
+        HERE.set([self._context, batch.indices[position], _LOCATION, worker.number, None])
+        settle(batch, batch.fail(position, exc, "read"), worker)
 
     def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
         if not batch.wants(position):

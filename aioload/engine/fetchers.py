@@ -136,7 +136,7 @@ class AsyncFetcher:
         if self._by_rows or batch.error is not None:
             batch.finish(self._tasks.tally)
         else:  # the user's collate_fn must not hold up the loop
-            submit_finish(batch, self._decode_pool)
+            self._decode_pool.submit(((_finish, batch, None, None),), 1)
 
 
 def settle(batch: Batch, complete: bool, worker: Worker) -> None:
@@ -148,12 +148,7 @@ def settle(batch: Batch, complete: bool, worker: Worker) -> None:
 def submit_if_empty(batch: Batch, pool: ThreadPool) -> None:
     """Queue the collation of a batch that no sample will complete."""
     if not batch.indices:  # collating nothing is an error that the user should see
-        submit_finish(batch, pool)
-
-
-def submit_finish(batch: Batch, pool: ThreadPool) -> None:
-    """Queue the collation of a batch that is complete."""
-    pool.submit(((_finish, batch, None, None),), 1)
+        pool.submit(((_finish, batch, None, None),), 1)
 
 
 def _finish(worker: Worker, batch: Batch, _: None, __: None) -> None:

@@ -1,6 +1,7 @@
 """Reader: what fetches the bytes of samples, and the part of a file that it may be asked for."""
 
 import inspect
+import reprlib
 from collections.abc import Awaitable
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -93,7 +94,9 @@ def num_bytes(data: Any, reader: Reader) -> int:
         return memoryview(data).nbytes
     except TypeError:
         pass
-    message = f"{type(reader).__name__}.read must return bytes or what has the buffer protocol, got {data!r:.200}."
+    message = (
+        f"{type(reader).__name__}.read must return bytes or what has the buffer protocol, got {reprlib.repr(data)}."
+    )
     if inspect.iscoroutine(data):
         data.close()
         message += (
