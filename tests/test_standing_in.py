@@ -302,17 +302,13 @@ def test_no_worker_is_without_a_shard(load: Load) -> None:
 
 
 class Own:
-    """Would pin itself."""
+    """Pins itself, and needs no device for that."""
 
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
+    def __init__(self, numbers: Any, *, is_pinned: bool = False) -> None:
+        self.numbers, self.is_pinned = numbers, is_pinned
 
     def pin_memory(self) -> "Own":
-        return Own(self.x.pin_memory())
-
-
-def own(samples: list[Any]) -> Own:
-    return Own(torch.tensor(samples))
+        return Own(self.numbers, is_pinned=True)
 
 
 KINDS: dict[str, Callable[[int], Any]] = {
@@ -334,8 +330,8 @@ def test_pinning_is_nothing_where_there_is_nothing_to_pin_for(num_workers: int) 
         for batch_size in (None, 2):
             expected = list(TorchLoader(samples, batch_size))  # type: ignore[arg-type]
             assert_same(list(pinning(samples, batch_size)), expected)
-    (batch,) = pinning(range(4), 4, collate_fn=own)
-    assert batch.x.tolist() == [0, 1, 2, 3]
+    (batch,) = pinning(range(4), 4, collate_fn=Own)
+    assert (batch.numbers, batch.is_pinned) == ([0, 1, 2, 3], False)
 
 
 @pytest.mark.cuda
@@ -348,5 +344,24 @@ def test_what_is_pinned_stays_what_it_is(num_workers: int) -> None:
         for batch_size in (None, 2):
             expected = list(TorchLoader(samples, batch_size, pin_memory=True))  # type: ignore[arg-type]
             assert_same(list(pinning(samples, batch_size)), expected)
-    (batch,) = pinning(range(4), 4, collate_fn=own)
-    assert batch.x.is_pinned()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_what_pins_itself_is_asked_to_where_it_is(
+    batch_size: int | None, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device is said to be there; nothing is asked of it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def collate(samples: Any) -> Any:
+        return MyDict({"own": Own(samples), "pairs": [Pair(Own(samples), "s")]}, origin="here")
+
+    loader = DataLoader([1, 2, 3, 4], batch_size, collate_fn=collate, num_workers=num_workers, pin_memory=True)
+    for batch, numbers in zip(loader, [1, 2, 3, 4] if batch_size is None else [[1, 2], [3, 4]], strict=True):
+        assert (type(batch), batch.origin) == (MyDict, "here")
+        ((pair, name),) = batch["pairs"]
+        assert isinstance(batch["pairs"][0], Pair)
+        for each in (batch["own"], pair):
+            assert (each.numbers, each.is_pinned) == (numbers, True)
+        assert name == "s"
