@@ -96,6 +96,33 @@ def test_set_epoch_is_passed_on_to_the_sampler() -> None:
         assert sampler.epoch == 4
 
 
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_each_epoch_has_the_order_that_torchs_sampler_has_for_it(num_workers: int, persistent: bool) -> None:
+    epochs, theirs = (0, 1, 5, 1, 1, 2), distributed()
+    expected = []
+    for epoch in epochs:
+        theirs.set_epoch(epoch)
+        expected.append(list(theirs))
+    assert len({str(order) for order in expected}) == 4
+
+    def set_on_loader(loader: Any, epoch: int) -> None:
+        loader.set_epoch(epoch)
+
+    def set_on_sampler(loader: Any, epoch: int) -> None:
+        loader.sampler.set_epoch(epoch)
+
+    for set_epoch in (set_on_loader, set_on_sampler):
+        got = []
+        with DataLoader(
+            range(SIZE), 4, sampler=distributed(), num_workers=num_workers, persistent_workers=persistent
+        ) as loader, warnings.catch_warnings():  # fmt: skip
+            warnings.filterwarnings("ignore", "This pass has the same order", UserWarning)  # of 1 and 1
+            for epoch in epochs:
+                set_epoch(loader, epoch)
+                got.append([number for batch in loader for number in batch.tolist()])
+        assert got == expected
+
+
 @pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True])
 def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
     loader = DataLoader(Noting())

@@ -119,6 +119,45 @@ def test_no_batch_is_lost_by_an_interrupt_without_threads(kind: Any, num_interru
     assert interrupts == num_interrupts
 
 
+@pytest.mark.filterwarnings("ignore:.*loaded again and dropped:UserWarning")
+@pytest.mark.parametrize("num_workers", [0, 2], ids=["goes on without threads", "goes on with threads"])
+@pytest.mark.parametrize("kind", [Interrupted, AsyncInterrupted, InterruptedItems])
+def test_a_state_that_is_saved_on_an_interrupt_counts_the_batches_that_came(kind: Any, num_workers: int) -> None:
+    """As trainers save one on Ctrl-C."""
+    for num_before in range(3):
+        with DataLoader(kind(6, opened=True), 2, num_workers=0) as loader:
+            batches, got = iter(loader), list[Any]()
+            while True:
+                try:
+                    got.append(next(batches).tolist())
+                except KeyboardInterrupt:
+                    if len(got) == num_before:
+                        break
+            state = loader.state_dict()
+        assert state["num_yielded"] == num_before
+        whole = GatedItems if kind is InterruptedItems else GatedDataset
+        with DataLoader(whole(6, opened=True), 2, num_workers=num_workers) as loader:
+            loader.load_state_dict(state)
+            assert got + [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.filterwarnings("ignore:.*loaded again and dropped:UserWarning")
+@pytest.mark.parametrize("kind", [GatedDataset, AsyncGatedDataset, GatedItems])
+def test_a_state_that_is_saved_on_an_interrupt_while_waiting(kind: Any) -> None:
+    for num_before in range(3):
+        with kind(3) as dataset, DataLoader(dataset, num_workers=2) as loader:
+            dataset.gates.open(*range(num_before))
+            batches = iter(loader)
+            assert [int(next(batches)) for _ in range(num_before)] == list(range(num_before))
+            with pytest.raises(KeyboardInterrupt):
+                wait_interrupted(batches, lambda: dataset.gates.wait_started(num_before))  # noqa: B023
+            state = loader.state_dict()
+            dataset.gates.open_all()
+        with DataLoader(kind(3, opened=True), num_workers=2) as loader:
+            loader.load_state_dict(state)
+            assert [int(batch) for batch in loader] == list(range(num_before, 3))
+
+
 @pytest.mark.parametrize("load", FACES)
 @pytest.mark.parametrize("make_case", CASES)
 def test_an_interrupt_of_the_datasets_own_is_an_error_as_any_other(

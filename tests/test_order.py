@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import of_async_iterator, of_iterator
+from sharding import Sharded
 
 from aioload import DataLoader
 from aioload.engine.batch import Batch
 from aioload.engine.order import AsCompleted, InOrder
-from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles
+from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles, Gates
 
 
 class Numbered:
@@ -96,3 +97,28 @@ def test_a_batch_that_does_not_come_holds_back_those_after_it_and_no_more_are_st
             assert sorted(dataset.gates.started) == [0, 1, 2, 3, 4, 5]
             dataset.gates.open(0)
             assert of_iterator(batches) == [[index] for index in range(100)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_items_keep_their_order_whatever_batch_is_ready_first(num_lanes: int, persistent: bool) -> None:
+    gates = Gates()
+
+    def collate(samples: list[int]) -> list[int]:
+        gates.pass_through((epoch, samples[0]))
+        return samples
+
+    with DataLoader(
+        Sharded(), 2, num_workers=3, iterable_workers=num_lanes, collate_fn=collate, persistent_workers=persistent
+    ) as loader:
+        lanes = [range(number, 12, num_lanes) for number in range(num_lanes)]
+        expected = [list(lane[start : start + 2]) for start in range(0, len(lanes[0]), 2) for lane in lanes]
+        for epoch in range(3):
+            batches = iter(loader)
+            gates.wait_num_started(epoch * 6 + 3)
+            started = gates.started[epoch * 6 : epoch * 6 + 3]
+            for key in sorted(started, reverse=True):
+                gates.open(key)
+                gates.wait_finished(key)
+            gates.open(*((epoch, samples[0]) for samples in expected))
+            assert of_iterator(batches) == expected

@@ -2,10 +2,14 @@
 
 import base64
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
+
+StandIn: TypeAlias = Callable[[], "torch.Generator | None"]
+"""Returns what torch's samplers are to draw from in place of the global generator; ``None`` while it is that itself."""
 
 
 def draw_base_seed(generator: torch.Generator | None) -> int:
@@ -13,10 +17,16 @@ def draw_base_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
-def encoded(state: torch.Tensor) -> int | str:
-    """Return a generator's state for JSON: its seed, if nothing has been drawn yet, or about 3 KB of text."""
+def in_state(state: torch.Tensor) -> torch.Generator:
+    """Return a new generator in that state."""
     generator = torch.Generator()
     generator.set_state(state)
+    return generator
+
+
+def encoded(state: torch.Tensor) -> int | str:
+    """Return a generator's state for JSON: its seed, if nothing has been drawn yet, or about 3 KB of text."""
+    generator = in_state(state)
     fresh = torch.Generator().manual_seed(generator.initial_seed())
     if torch.equal(fresh.get_state(), state):
         return generator.initial_seed()

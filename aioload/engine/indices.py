@@ -21,7 +21,7 @@ from torch.utils.data import (
 from aioload.engine.appearance import Appearance
 from aioload.engine.cursors import can_seek
 from aioload.engine.epochs import batched_by_torch, innermost
-from aioload.engine.generators import draw_base_seed
+from aioload.engine.generators import StandIn, draw_base_seed, in_state
 from aioload.engine.position import Place, Progress, as_ranges, from_ranges
 from aioload.engine.replay import cursor_for
 from aioload.errors import ErrorContext, annotate, safe_to_raise
@@ -39,6 +39,7 @@ class IndexStream:
         epoch: The number of the pass.
         base_seed: That of workers which live already; new ones get theirs from the generator, as torch's do.
         saved: Where another pass was, by its state, to go on behind it.
+        stand_in: Returns what torch's samplers are to draw from in place of the global generator, if anything.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class IndexStream:
         epoch: int = 0,
         base_seed: int | None = None,
         saved: Mapping[str, Any] | None = None,
+        stand_in: StandIn | None = None,
     ) -> None:
         saved = saved or {}
         self.epoch = epoch
@@ -60,7 +62,7 @@ class IndexStream:
         self._num_asked = saved.get("sampler", {}).get("num_asked", self._next)
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
         base_seed = saved.get("base_seed", base_seed)
-        self._cursor = cursor_for(sampler, generator, epoch=epoch, seeds=base_seed is None)
+        self._cursor = cursor_for(sampler, generator, epoch=epoch, seeds=base_seed is None, stand_in=stand_in)
         self._draws_on_cpu = type(innermost(sampler)) in _DRAWING
         try:
             with self._device():
@@ -137,17 +139,24 @@ class Lookahead:
         others: What else samples depend on: the dataset, and what makes batches of them.
 
     The generators are put back after drawing ahead, and moved on only when the pass is taken up. So whoever
-    else draws from them, or seeds them, sees the numbers they would see without a look-ahead.
+    else draws from them, or seeds them, sees the numbers they would see without a look-ahead. The global one has a
+    stand-in meanwhile: threads may draw from it at any time, and would draw the same once more if it were put back.
     """
 
     def __init__(self, epoch: int, sampler: Any, generator: torch.Generator | None, *others: Any) -> None:
         self.epoch = epoch
         own = getattr(batched_by_torch(sampler), "generator", None)
-        self._generators = [g for g in (torch.default_generator, generator, own) if g is not None]
+        self._generators = [g for g in (generator, own) if g is not None]
         self._before = self._states()
         self._after = self._before
+        self._global_before = torch.default_generator.get_state()
+        self._stand_in: torch.Generator | None = in_state(self._global_before)
         self._objects = (sampler, *others)
         self._appearance = Appearance(*self._objects)
+
+    def stand_in(self) -> torch.Generator | None:
+        """Return what is to be drawn from in place of the global generator, until the pass is taken up."""
+        return self._stand_in
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
@@ -162,11 +171,15 @@ class Lookahead:
 
     def take_up(self, epoch: int) -> bool:
         """Make the draws count and return True, or return False if something has changed, ``epoch`` too."""
-        if epoch != self.epoch or not all(torch.equal(a, b) for a, b in zip(self._states(), self._before, strict=True)):
+        states, before = [torch.default_generator.get_state(), *self._states()], [self._global_before, *self._before]
+        if epoch != self.epoch or not all(torch.equal(a, b) for a, b in zip(states, before, strict=True)):
             return False
         if not self._appearance.is_still(*self._objects):
             return False
         self._restore(self._after)
+        stand_in, self._stand_in = self._stand_in, None
+        if stand_in is not None and not torch.equal(moved := stand_in.get_state(), self._global_before):
+            torch.default_generator.set_state(moved)
         return True
 
     def _states(self) -> list[torch.Tensor]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any
 
+from torch.utils.data._utils.pin_memory import pin_memory
+
 from aioload.collate import collate_samples, convert_sample
 from aioload.context import HERE, Stage, leave_sample
 from aioload.copier import Copier
@@ -314,6 +316,8 @@ class InlineRun:
                 result = collate_samples(settings.collate_fn, samples, describe)
             else:
                 result = convert_sample(settings.collate_fn, samples[0])
+            if settings.pin:
+                result = pin_memory(result)  # type: ignore[no-untyped-call]
         if self._copier is not None:
             result = self._copier.move(result)
         self.delivered += 1

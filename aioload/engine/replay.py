@@ -19,7 +19,16 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from aioload.engine.cursors import Cursor, Saved, SeekCursor, StatefulCursor, can_seek, has_state, present
 from aioload.engine.epochs import batched_by_torch, links_of, seekable_in
-from aioload.engine.generators import decoded, distinct, draw_base_seed, encoded, global_generator_in, put_back
+from aioload.engine.generators import (
+    StandIn,
+    decoded,
+    distinct,
+    draw_base_seed,
+    encoded,
+    global_generator_in,
+    in_state,
+    put_back,
+)
 from aioload.samplers import Seekable, ShardedSampler
 
 _DRAW_AT_FIRST = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -41,8 +50,11 @@ class ReplayCursor:
     global generator is never left changed by that; whoever goes on elsewhere puts it back by other means.
     """
 
-    def __init__(self, sampler: Any, generator: torch.Generator | None, *, epoch: int, seeds: bool) -> None:
+    def __init__(
+        self, sampler: Any, generator: torch.Generator | None, *, epoch: int, seeds: bool, stand_in: StandIn | None
+    ) -> None:
         self._sampler, self._loaders, self._epoch, self._seeds = sampler, generator, epoch, seeds
+        self._stand_in = stand_in
         links = links_of(sampler)
         self._base = links[-1]
         self.generators = distinct([generator, *(getattr(link, "generator", None) for link in links)])
@@ -98,13 +110,13 @@ class ReplayCursor:
         return SeekCursor(sampler, None, self._epoch).begin(None, 0)  # draws, in its depth, from something else
 
     def _noting(self, entries: Iterator[Any]) -> Iterator[Any]:
-        """Note what torch's global generator is like when the first entry is asked for."""
-        self._global = torch.default_generator.get_state()
+        """Note what torch's global generator, or its stand-in, is like when the first entry is asked for."""
+        stand_in = None if self._stand_in is None else self._stand_in()
+        generator = in_state(torch.default_generator.get_state()) if stand_in is None else stand_in
         if type(self._base) is RandomSampler:  # which draws a seed from it, and nothing else
-            generator = torch.Generator()
-            generator.set_state(self._global)
-            self._global = torch.Generator().manual_seed(draw_base_seed(generator)).get_state()
-        yield from entries
+            generator = torch.Generator().manual_seed(draw_base_seed(generator))
+        self._global = generator.get_state()
+        yield from entries if stand_in is None else self._open(_drawing_from(self._sampler, generator))
 
     def _put_back(self, saved: Saved) -> None:
         put_back(self.generators, saved.get("generators", []))
@@ -121,7 +133,7 @@ class ReplayCursor:
         """Return the entries after the first ``done`` of a pass that began elsewhere."""
         sampler = self._sampler
         if self._global is not None and self._global_use is GlobalUse.AT_FIRST and type(self._base) is RandomSampler:
-            sampler = _reseeded(sampler, self._global)
+            sampler = _drawing_from(sampler, in_state(self._global))
         with global_generator_in(self._global):
             entries = self._open(sampler)
             if self._seeds and (self._loaders is not None or self._global_use is GlobalUse.UNKNOWN):
@@ -132,7 +144,14 @@ class ReplayCursor:
         return itertools.chain(drawn, entries)
 
 
-def cursor_for(sampler: Any, generator: torch.Generator | None, *, epoch: int = 0, seeds: bool = True) -> Cursor:
+def cursor_for(
+    sampler: Any,
+    generator: torch.Generator | None,
+    *,
+    epoch: int = 0,
+    seeds: bool = True,
+    stand_in: StandIn | None = None,
+) -> Cursor:
     """Return a cursor for a pass over ``sampler``.
 
     Args:
@@ -140,12 +159,13 @@ def cursor_for(sampler: Any, generator: torch.Generator | None, *, epoch: int = 
         generator: The loader's generator.
         epoch: The number of the pass.
         seeds: Whether the pass draws a base seed for its workers.
+        stand_in: Returns what torch's samplers are to draw from in place of the global generator, if anything.
     """
     if can_seek(sampler):
         return SeekCursor(sampler, generator, epoch)
     if seekable_in(sampler) is None and (has_state(sampler) or has_state(batched_by_torch(sampler))):
         return StatefulCursor(sampler, distinct([generator]))
-    return ReplayCursor(sampler, generator, epoch=epoch, seeds=seeds)
+    return ReplayCursor(sampler, generator, epoch=epoch, seeds=seeds, stand_in=stand_in)
 
 
 def put_back_epochs(sampler: Any, saved: Saved) -> None:
@@ -166,14 +186,13 @@ def _has_own_state(sampler: Any) -> bool:
     return has_state(sampler) and not isinstance(sampler, Seekable)  # those have epochs
 
 
-def _reseeded(sampler: Any, state: torch.Tensor) -> Any:
-    """Return a copy of a RandomSampler, or of samplers over one, that draws from a generator in ``state``."""
+def _drawing_from(sampler: Any, generator: torch.Generator) -> Any:
+    """Return a copy of a sampler that draws at first, or of samplers over one, which draws from ``generator``."""
     copied = copy.copy(sampler)
-    if type(sampler) is RandomSampler:
-        copied.generator = torch.Generator()
-        copied.generator.set_state(state)
+    if type(sampler) in _DRAW_AT_FIRST:
+        copied.generator = generator
     else:
-        copied.sampler = _reseeded(sampler.sampler, state)
+        copied.sampler = _drawing_from(sampler.sampler, generator)
     return copied
 
 

@@ -18,6 +18,7 @@ from aioload.context import HERE, PassContext, Stage
 from aioload.copier import Copier, CudaCopier
 from aioload.engine.beginning import Beginning
 from aioload.engine.crew import Crew
+from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
 from aioload.engine.items import Items, Once
@@ -125,9 +126,21 @@ class Runtime:
             crew.close()
             raise
 
-    def _stream(self, epoch: int, saved: Mapping[str, Any] | None, base_seed: int | None = None) -> IndexStream:
-        plan = self._plan
-        return IndexStream(plan.index_sampler, plan.generator, epoch=epoch, base_seed=base_seed, saved=saved)
+    def _stream(
+        self,
+        epoch: int,
+        saved: Mapping[str, Any] | None,
+        base_seed: int | None = None,
+        stand_in: StandIn | None = None,
+    ) -> IndexStream:
+        return IndexStream(
+            self._plan.index_sampler,
+            self._plan.generator,
+            epoch=epoch,
+            base_seed=base_seed,
+            saved=saved,
+            stand_in=stand_in,
+        )
 
     def _source(self, stream: IndexStream, saved: Mapping[str, Any] | None, *, first: bool = True) -> Source:
         """Return the dataset for one pass; ``first`` is whether its workers are new."""
@@ -244,7 +257,7 @@ class Runtime:
                     others = plan.dataset, plan.reader, plan.settings.collate_fn, collation_rules()
                     lookahead = Lookahead(epoch, plan.index_sampler, plan.generator, *others)
                     with lookahead.drawing():
-                        stream = self._stream(epoch, None, self._kept.base_seed)
+                        stream = self._stream(epoch, None, self._kept.base_seed, lookahead.stand_in)
                         run = self._new_run(self._source(stream, None, first=False), stream, crew, num_batches)
                         run.start()
                     self._next = run, lookahead
