@@ -1,10 +1,13 @@
 """Reads that fail for a passing reason are tried again, those that fail for good are not."""
 
+import asyncio
 import errno
+import gc
 import os
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +229,70 @@ def test_a_coroutine_that_pauses_is_cancelled_with_the_loader(numbers: Any) -> N
     started = time.monotonic()
     loader.close()
     assert time.monotonic() - started < 60
+
+
+class Failing(OSError):
+    """Its own, so that it can be referred to weakly."""
+
+
+def met_by_for(loader: DataLoader[Any]) -> bool:
+    try:
+        list(loader)
+    except Failing:
+        return True
+    return False
+
+
+def met_by_async_for(loader: DataLoader[Any]) -> bool:
+    async def drain() -> bool:
+        try:
+            async for _ in loader:
+                pass
+        except Failing:
+            return True
+        return False
+
+    return asyncio.run(drain())
+
+
+@pytest.mark.parametrize("meet", [met_by_for, met_by_async_for])
+@pytest.mark.parametrize(("is_async", "num_workers"), [(False, 0), (False, 2), (True, 2)])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])
+def test_an_error_that_is_let_go_of_is_gone_at_once(
+    numbers: Any, meet: Callable[[DataLoader[Any]], bool], is_async: bool, number: int, num_workers: int
+) -> None:
+    """It has the iterator in its traceback: threads would go on until a garbage collection."""
+    errors = []
+
+    def fail(location: Any) -> bytes:
+        error = Failing(number, "of the reader's", str(location))
+        errors.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    class Blocking:
+        def read(self, location: Any, offset: int = 0, length: int | None = None) -> bytes:
+            return fail(location)
+
+    class Awaited:
+        async def read(self, location: Any, offset: int = 0, length: int | None = None) -> bytes:
+            return fail(location)
+
+    reader = Awaited() if is_async else Blocking()
+    arguments: dict[str, Any] = {"num_workers": num_workers, "reader": reader, "read": ReadPolicy(**quick)}
+    with DataLoader(numbers, sampler=[0], **arguments) as loader:
+        gc.collect()
+        gc.disable()
+        try:
+            assert meet(loader)
+            deadline = time.monotonic() + 10
+            while any(each() is not None for each in errors) and time.monotonic() < deadline:
+                time.sleep(0.001)  # the thread that met it may be about to forget it
+            assert [each() for each in errors if each() is not None] == []
+        finally:
+            gc.enable()
 
 
 def test_pauses_are_drawn_from_ever_longer_spans() -> None:

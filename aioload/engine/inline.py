@@ -151,7 +151,10 @@ class InlineRun:
         """Return what stands in for a sample that failed, ``None`` if nothing does; raise the error if it counts."""
         tolerance, context = self._settings.tolerance, error_context(exc)
         if tolerance is None or context is None:
-            raise exc
+            try:
+                raise exc
+            finally:
+                del exc
         sample = None
         if tolerance.stand_in is not None:
             with self._noting(context.index, context.stage):

@@ -92,23 +92,29 @@ class ReadPolicy:
             Exception: What the last try raised, with a note of how many there were.
         """
         tries = _Tries(self)
-        while pause(tries.next_pause_s(exc)):
-            try:
-                return read()
-            except Exception as other:
-                exc = other
-        raise exc
+        try:
+            while pause(tries.next_pause_s(exc)):
+                try:
+                    return read()
+                except Exception as other:
+                    exc = other
+            raise exc
+        finally:
+            del exc  # its traceback has this frame: without it, what the consumer lets go of is gone at once
 
     async def try_again_async(self, read: Callable[[], Awaitable[T]], exc: Exception, tally: Tally) -> T:
         """As :meth:`try_again`, for a coroutine, which can be cancelled in any pause; ``tally`` counts the tries."""
         tries = _Tries(self)
-        while True:
-            await asyncio.sleep(tries.next_pause_s(exc))
-            tally.retries += 1
-            try:
-                return await read()
-            except Exception as other:
-                exc = other
+        try:
+            while True:
+                await asyncio.sleep(tries.next_pause_s(exc))
+                tally.retries += 1
+                try:
+                    return await read()
+                except Exception as other:
+                    exc = other
+        finally:
+            del exc
 
 
 class _Tries:
@@ -125,7 +131,10 @@ class _Tries:
         if number > 0:
             with contextlib.suppress(Exception):  # an exception may refuse notes
                 exc.add_note(f"It was read {number + 1} times in {time.perf_counter() - self._started:.2g} s.")
-        raise exc
+        try:
+            raise exc
+        finally:
+            del exc
 
 
 def policy_or_default(read: Any) -> ReadPolicy:
