@@ -189,11 +189,8 @@ class Crew:
         asyncio.get_running_loop().call_later(STUCK_AFTER_S, self.widen_if_stuck)
 
     def close(self) -> None:
-        """Let each thread end after the job it is on, and close all runs. Any thread, any time; never waits.
-
-        Again, it does what is left to do: an interrupt may have cut it short.
-        """
-        if self._pid != os.getpid():
+        """Let each thread end after the job it is on, and close all runs. Any thread, any time; never waits."""
+        if self._closed or self._pid != os.getpid():
             return
         self.stop()
         for run in self._living_runs():
