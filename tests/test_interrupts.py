@@ -1,6 +1,7 @@
 """Interrupts: Ctrl-C reaches the consumer at once, and no batch is lost by it."""
 
 import asyncio
+import contextlib
 import functools
 import gc
 import itertools
@@ -22,7 +23,7 @@ from failing import CASES, MakeCase
 from outcomes import FACES, Load, of_async_iterator, of_iterator
 
 import aioload
-from aioload import DataLoader, TensorDataset, error_context
+from aioload import DataLoader, FileDataset, TensorDataset, error_context
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedItems
 
 OUR_FOLDER = os.path.dirname(aioload.__file__)
@@ -419,3 +420,25 @@ def test_an_interrupt_at_whatever_line_costs_at_most_the_batch_at_hand(at: int, 
             assert got == sorted(got)
             assert len(got) + len(missing) == 6
     assert number > 50
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that comes in a finalizer
+@pytest.mark.parametrize("is_closed_again", [True, False])
+def test_an_interrupt_at_whatever_line_of_the_end_leaves_no_thread(tmp_path: Path, is_closed_again: bool) -> None:
+    (tmp_path / "file").write_text("1")
+    files = FileDataset([tmp_path / "file"] * 4, lambda data, _: int(data))
+    for number in itertools.count(1):
+        loader = DataLoader(files, 2, num_workers=2, num_concurrent_reads=2)
+        batches = iter(loader)
+        next(batches)
+        interrupt = InterruptedAt(number)
+        with contextlib.suppress(KeyboardInterrupt), interrupt:
+            batches.close()
+        if is_closed_again:
+            loader.close()
+        del batches, loader
+        gc.collect()
+        assert join_all(loader_threads()) == set(), number
+        if interrupt.num_lines < number:
+            break
+    assert number > 20

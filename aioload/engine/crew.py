@@ -114,7 +114,7 @@ class Crew:
         self.may_inline = worker_init_fn is None
         self._pid = os.getpid()
         self._runs: weakref.WeakKeyDictionary[Run, None] = weakref.WeakKeyDictionary()
-        self._closed = self._given_up = False
+        self._closed = self._is_exit = self._given_up = False
         self.crashed = False
         self._untold: BaseException | None = None  # an error that no run has been told of
         portal.acquire(self._loop_crashed)
@@ -189,8 +189,11 @@ class Crew:
         asyncio.get_running_loop().call_later(STUCK_AFTER_S, self.widen_if_stuck)
 
     def close(self) -> None:
-        """Let each thread end after the job it is on, and close all runs. Any thread, any time; never waits."""
-        if self._closed or self._pid != os.getpid():
+        """Let each thread end after the job it is on, and close all runs. Any thread, any time; never waits.
+
+        Again, it does what is left to do: an interrupt may have cut it short. At exit it wakes nobody.
+        """
+        if self._is_exit or self._pid != os.getpid():
             return
         self.stop()
         for run in self._living_runs():
@@ -218,6 +221,11 @@ class Crew:
             self.reads.join(deadline)
         self.decode.join(deadline)
         self._loop.join(deadline)
+
+    def stop_at_exit(self) -> None:
+        """As :meth:`stop`, for good: a daemon thread that woke up now would be killed at whatever it does."""
+        self._is_exit = True
+        self.stop()
 
     def end_at_exit(self, deadline: float) -> None:
         """Wait for the threads until ``deadline`` (monotonic), and never again."""
@@ -268,7 +276,7 @@ def _end_crews() -> None:
     """
     crews = [crew for ref in _crews.keyrefs() if (crew := ref()) is not None]
     for crew in crews:
-        crew.stop()
+        crew.stop_at_exit()
     deadline = time.monotonic() + EXIT_TIMEOUT_S
     for crew in crews:
         crew.end_at_exit(deadline)

@@ -55,8 +55,8 @@ class Pass:
 
         It also ends, with a shorter wait, when nothing refers to it any more.
         """
-        self._finalizer.detach()
         _end(self.run, self._own_crew, timeout_s)
+        self._finalizer.detach()  # not before: an interrupt may cut this short
 
     async def aclose(self) -> None:
         """As :meth:`close`; the running event loop goes on meanwhile."""

@@ -181,7 +181,7 @@ class ThreadPool:
         """Wait until the threads have ended, at most until ``deadline`` on the monotonic clock."""
         for worker in self._workers:
             thread = worker.thread
-            if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            if thread is not None and thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wake(self, wanted: int) -> None:

@@ -66,8 +66,8 @@ class Portal:
             if on_crash in self._users:
                 self._users.remove(on_crash)
             if not self._users and self._stop is not None:
-                stop, self._stop = self._stop, None
-                self.call(stop.set)
+                self.call(self._stop.set)
+                self._stop = None  # not before: an interrupt may come in between, and whoever closes does so again
 
     def join(self, deadline: float) -> None:
         """Wait until the thread has ended, if nobody uses it, at most until ``deadline`` (monotonic)."""
