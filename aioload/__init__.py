@@ -4,7 +4,7 @@ from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
 from aioload.randomness import sample_rng
-from aioload.readers import AiofilesReader, LocalReader, MmapReader, Reader, ReadPolicy
+from aioload.readers import AiofilesReader, Hedge, LocalReader, MmapReader, Reader, ReadPolicy
 from aioload.samplers import (
     BucketBatchSampler,
     InfiniteSampler,
@@ -26,6 +26,7 @@ __all__ = [
     "Dataset",
     "ErrorContext",
     "FileDataset",
+    "Hedge",
     "ImageFolder",
     "InfiniteSampler",
     "LoaderStats",

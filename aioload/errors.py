@@ -6,6 +6,7 @@ What user code raises is never wrapped: the very object reaches the caller with 
 """
 
 import contextlib
+import errno
 import threading
 from typing import Any, NamedTuple
 
@@ -93,6 +94,10 @@ class LoaderTimeoutError(AioloadError, RuntimeError, TimeoutError):
     """A batch took longer than ``timeout`` seconds; the message names the samples still missing."""
 
 
+class ReadTimeoutError(AioloadError, TimeoutError):
+    """A read took longer than ``timeout_s`` of the policy; it has been given up, though its thread may be stuck."""
+
+
 class LoaderClosedError(AioloadError, RuntimeError):
     """The loader or iterator was closed while, or before, a batch was asked for."""
 
@@ -150,6 +155,11 @@ def annotate(exc: BaseException, context: ErrorContext) -> None:
 def is_interrupt(exc: BaseException) -> bool:
     """Whether ``exc`` is Ctrl-C, which comes in the main thread alone, and not the doing of code in another."""
     return isinstance(exc, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def read_timeout(location: Any, timeout_s: float) -> ReadTimeoutError:
+    """Return the error of a read of ``location`` that has been given up after ``timeout_s`` seconds."""
+    return ReadTimeoutError(errno.ETIMEDOUT, f"No answer from the storage within {timeout_s:g} s", location)
 
 
 def safe_to_raise(exc: BaseException) -> BaseException:

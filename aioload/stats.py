@@ -15,6 +15,9 @@ class LoaderStats:
         bytes_read: Bytes read from files.
         read_s: Seconds threads (or coroutines, waiting included) spent reading, opening and closing included.
         retries: Reads that were tried again.
+        hedges: Reads that lasted so long that a second one was started beside them.
+        hedges_won: Those of which the second was done first.
+        read_timeouts: Reads that were given up after ``timeout_s``.
         decode_s: Seconds threads (or coroutines, waiting included) spent in ``decode``, ``__getitem__``,
             ``__getitems__`` or gathering.
         collate_s: Seconds spent writing rows, collating and building batches.
@@ -30,6 +33,9 @@ class LoaderStats:
     bytes_read: int = 0
     read_s: float = 0.0
     retries: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    read_timeouts: int = 0
     decode_s: float = 0.0
     collate_s: float = 0.0
     wait_s: float = 0.0
@@ -49,7 +55,10 @@ class Tally:
         "bytes_read",
         "collate_s",
         "decode_s",
+        "hedges",
+        "hedges_won",
         "read_s",
+        "read_timeouts",
         "reads_in_flight",
         "retries",
         "samples",
@@ -58,6 +67,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.samples = self.batches = self.bytes_read = self.reads_in_flight = self.retries = 0
+        self.hedges = self.hedges_won = self.read_timeouts = 0
         self.read_s = self.decode_s = self.collate_s = self.wait_s = 0.0
 
 

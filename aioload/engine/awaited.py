@@ -8,6 +8,7 @@ from typing import Any
 from aioload.context import HERE, Stage
 from aioload.engine.batch import Batch
 from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
+from aioload.engine.pace import Pace
 from aioload.engine.pools import ThreadPool, Worker
 from aioload.engine.source import Source, refuse_coroutine
 from aioload.engine.tasks import TaskPool
@@ -19,9 +20,10 @@ _LOCATION, _SAMPLE = Stage.LOCATION, Stage.SAMPLE
 class AwaitedFetcher:
     """AWAITED: ``await reader.read(location)`` on the loop, a job per sample, then ``decode`` on the decode pool."""
 
-    def __init__(self, source: Source, tasks: TaskPool, decode: ThreadPool, gate: Gate) -> None:
+    def __init__(self, source: Source, tasks: TaskPool, decode: ThreadPool, gate: Gate, pace: Pace) -> None:
         self._source, self._tasks, self._decode_pool, self._gate = source, tasks, decode, gate
         self._samples, self._context = source.samples, source.context
+        self._read_patiently = source.patient(pace, tasks.tally)
 
     def submit(self, batch: Batch) -> None:
         """Queue a read per sample."""
@@ -46,7 +48,7 @@ class AwaitedFetcher:
         index = batch.indices[position]
         HERE.set([self._context, index, _LOCATION, 0, None])
         try:
-            data = await self._source.await_patiently(self._samples.location(index), tally)
+            data = await self._read_patiently(self._samples.location(index))
             tally.bytes_read += self._source.size_of(data)
         except BaseException as exc:
             if isinstance(exc, asyncio.CancelledError) and self._tasks.closed:

@@ -17,7 +17,9 @@ class Crew(Protocol):
     decode: Any
     reads: Any
     tasks: Any
+    watch: Any
     portal: Any
+    pace: Any
     may_inline: bool
 
     def begin(self) -> None:
@@ -32,9 +34,9 @@ class Crew(Protocol):
 def fetcher_for(source: Source, crew: Crew, gate: Gate, settings: Settings, tally: Tally) -> Fetcher:
     """Return the fetcher of one run; what it does in the consumer's thread is counted in ``tally``."""
     if source.kind is Kind.STAGED:
-        return StagedFetcher(source, crew.reads, crew.decode, gate, may_inline=crew.may_inline)
+        return StagedFetcher(source, crew.reads, crew.decode, gate, crew.watch, may_inline=crew.may_inline)
     if source.kind is Kind.AWAITED:
-        return AwaitedFetcher(source, crew.tasks, crew.decode, gate)
+        return AwaitedFetcher(source, crew.tasks, crew.decode, gate, crew.pace)
     if source.kind is Kind.ASYNC:
         return AsyncFetcher(source, crew.tasks, crew.decode, gate, by_rows=settings.by_rows)
     if source.kind is Kind.SINGLE:

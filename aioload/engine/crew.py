@@ -12,11 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from aioload.engine import aside
+from aioload.engine.pace import Pace
 from aioload.engine.pools import STUCK_AFTER_S, ThreadPool
 from aioload.engine.portal import Portal
 from aioload.engine.run import Run
 from aioload.engine.source import Kind
 from aioload.engine.tasks import TaskPool
+from aioload.engine.watch import Watch
 from aioload.errors import EngineError, ErrorContext, annotate, safe_to_raise
 from aioload.stats import Ledger
 
@@ -93,6 +95,7 @@ class Crew:
             event loop runs here.
         portal: The loop; the crew counts as one user of it. Runs reach it by way of the :class:`Entrance`.
         ledger: Where the threads' tallies are kept.
+        pace: What the loader's reads have shown.
 
     Raises:
         RuntimeError: The system has no thread to give.
@@ -108,6 +111,7 @@ class Crew:
         worker_init_fn: Callable[[int], None] | None,
         portal: Portal,
         ledger: Ledger,
+        pace: Pace,
     ) -> None:
         self._loop, self.portal = portal, Entrance(portal, opened=worker_init_fn is None)
         # A decode that runs on a read thread would run where worker_init_fn has not been called.
@@ -119,9 +123,13 @@ class Crew:
         self._untold: BaseException | None = None  # an error that no run has been told of
         portal.acquire(self._loop_crashed)
         self.reads: ThreadPool | None = None
+        self.watch: Watch | None = None
         self.tasks: TaskPool | None = None
+        self.pace = pace
         if kind is Kind.STAGED:
-            self.reads = ThreadPool("read", num_concurrent_reads, ledger, awake=1, on_crash=self._crash)
+            self.reads = ThreadPool(
+                "read", num_concurrent_reads, ledger, awake=1, num_spare=num_concurrent_reads, on_crash=self._crash
+            )
         elif kind in (Kind.AWAITED, Kind.ASYNC):
             on_crash = functools.partial(self._crash, at_start=False)
             self.tasks = TaskPool(num_concurrent_reads, portal, ledger, on_crash)
@@ -134,6 +142,8 @@ class Crew:
             on_begun=None if worker_init_fn is None else self.portal.open,
             on_crash=self._crash,
         )
+        if self.reads is not None:
+            self.watch = Watch(self.reads, self.decode, portal.call, pace, ledger)
         try:
             self.decode.start()
             if worker_init_fn is not None and not aside.in_event_loop():
@@ -207,6 +217,8 @@ class Crew:
         self.portal.close()
         if self.reads is not None:
             self.reads.close()
+        if self.watch is not None:
+            self.watch.close()
         if self.tasks is not None:
             self.tasks.close()
         self.decode.close()

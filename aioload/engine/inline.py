@@ -15,6 +15,7 @@ from aioload.context import HERE, Stage, leave_sample
 from aioload.copier import Copier
 from aioload.engine import aside
 from aioload.engine.indices import IndexStream
+from aioload.engine.pace import Pace
 from aioload.engine.portal import Portal
 from aioload.engine.position import Place
 from aioload.engine.settings import Answer, Settings
@@ -59,6 +60,7 @@ class InlineRun:
         portal: Portal,
         copier: Copier | None,
         tally: Tally,
+        pace: Pace,
         num_yielded: int = 0,
     ) -> None:
         self._settings, self._source, self._stream = settings, source, stream
@@ -72,6 +74,7 @@ class InlineRun:
         self._undone: deque[Drawn] = deque()  # of calls that were interrupted
         self._stream_error: BaseException | None = None
         self._losses = Losses(settings.tolerance)
+        self._read_patiently = source.patient(pace, tally)
 
     def start(self) -> None:
         """Do nothing: nothing is loaded before it is asked for."""
@@ -281,7 +284,7 @@ class InlineRun:
         source = self._source
         HERE.set([source.context, index, Stage.LOCATION, None, None])
         with self._noting(index, "read"):
-            data = await source.await_patiently(source.samples.location(index), self._tally)
+            data = await self._read_patiently(source.samples.location(index))
             self._tally.bytes_read += source.size_of(data)
         return data
 

@@ -38,13 +38,14 @@ class Worker:
     is the number of samples that the job is for, 1 unless it says otherwise.
     """
 
-    __slots__ = ("_on_start", "mark", "num_units", "number", "park", "tally", "thread")
+    __slots__ = ("_on_start", "attempt", "mark", "num_units", "number", "park", "tally", "thread")
 
     def __init__(self, number: int, on_start: Callable[[int], None] | None) -> None:
         self.number, self._on_start = number, on_start
         self.tally = Tally()  # the ledger's own while the thread lives
         self.mark = 0.0
         self.num_units = 1
+        self.attempt: Any = None  # the read it is at, where somebody watches
         self.park = threading.Lock()
         self.park.acquire()
         self.thread: threading.Thread | None = None
@@ -65,6 +66,7 @@ class ThreadPool:
             :meth:`start` if there is an ``on_start``.
         awake: Threads that may be awake to begin with; see :mod:`~aioload.engine.tuner`.
         ledger: Where each thread's tally is kept.
+        num_spare: Threads beside those, to work in the places of some that are set aside.
         on_start: Called in each thread with its number before its first job.
         on_begun: Called once, by whichever thread is the last, when ``on_start`` has returned in all of them.
         on_crash: Told of an exception from ``on_start``, or from a job that broke its promise.
@@ -77,11 +79,14 @@ class ThreadPool:
         ledger: Ledger,
         *,
         awake: int,
+        num_spare: int = 0,
         on_start: Callable[[int], None] | None = None,
         on_begun: Callable[[], None] | None = None,
         on_crash: Callable[[BaseException, bool], None],
     ) -> None:
-        self.name, self.size = name, size
+        self.name, self.size, self.num_spare = name, size, num_spare
+        self._num_usable = size + num_spare  # threads, less those that are set aside
+        self._aside_lock = threading.Lock()
         self.closed = False
         self._tuning = tuner.Tuning(min(awake, size))
         self._tuning_lock = threading.Lock()
@@ -93,7 +98,7 @@ class ThreadPool:
         self._ledger, self._on_crash = ledger, on_crash
         self._queue: deque[Job] = deque()
         self._idle: list[Worker] = []
-        self._workers = [Worker(number, on_start) for number in range(size)]
+        self._workers = [Worker(number, on_start) for number in range(size + num_spare)]
         # A worker whose thread has not been started yet counts as idle, and is the last to be chosen.
         self._idle.extend(reversed(self._workers))
         self._start_at_once = on_start is not None
@@ -101,7 +106,7 @@ class ThreadPool:
         self._tokens = list(range(size))  # one per thread that has not begun
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{self.size - len(self._idle)}/{self.limit} awake"
+        state = "closed" if self.closed else f"{self._num_awake}/{self.limit} awake"
         return f"<ThreadPool {self.name} of {self.size}, {state}, {len(self._queue)} jobs queued>"
 
     def start(self) -> None:
@@ -132,7 +137,31 @@ class ThreadPool:
 
     @property
     def _num_awake(self) -> int:
-        return self.size - len(self._idle)
+        return self._num_usable - len(self._idle)
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """All threads, those that have not been started included."""
+        return self._workers
+
+    def is_idle(self) -> bool:
+        """Return whether no job is queued and no thread at one, though it be set aside."""
+        return not self._queue and len(self._idle) >= self.size + self.num_spare
+
+    @property
+    def num_spare_left(self) -> int:
+        """How many more threads may be set aside."""
+        return self._num_usable - self.size
+
+    def set_aside(self) -> None:
+        """Count a thread, which waits for something outside, no more: another may be awake in its place."""
+        with self._aside_lock:
+            self._num_usable -= 1
+
+    def take_back(self) -> None:
+        """Count it again: it has come back."""
+        with self._aside_lock:
+            self._num_usable += 1
 
     @property
     def is_alone(self) -> bool:
@@ -145,6 +174,14 @@ class ThreadPool:
         if self.closed:  # perhaps since a moment ago
             self._queue.clear()
         self._wake(len(jobs))
+
+    def take_queued(self) -> list[Job]:
+        """Return the jobs that no thread has begun, which the caller is to see to now."""
+        jobs: list[Job] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                jobs.append(self._queue.popleft())
+        return jobs
 
     def widen_if_stuck(self) -> None:
         """Let every thread work if jobs are queued and none has been finished for a while."""
@@ -205,6 +242,7 @@ class ThreadPool:
         except RuntimeError:  # the system has no more threads to give, or the interpreter is about to exit
             worker.thread = None
             self.size -= 1
+            self._num_usable -= 1
             if not any(other.thread is not None and other.thread.is_alive() for other in self._workers):
                 raise
             self._note_begun()  # nobody waits for it
@@ -242,7 +280,7 @@ class ThreadPool:
     def _pull(self, worker: Worker) -> None:
         clock, queue, idle = time.perf_counter, self._queue, self._idle
         while not self.closed:
-            if self.size - len(idle) > self.limit:
+            if self._num_usable - len(idle) > self.limit:
                 self._park(worker)
                 continue
             try:
@@ -270,7 +308,8 @@ class ThreadPool:
 
     def _num_hanging(self, now_s: float, mean_job_s: float) -> int:
         idle, since_s = set(self._idle), now_s - max(STUCK_AFTER_S, HANGING_JOBS * mean_job_s)
-        return sum(worker not in idle and worker.mark < since_s for worker in self._workers)
+        hanging = sum(worker not in idle and worker.mark < since_s for worker in self._workers)
+        return max(0, hanging - (self.size + self.num_spare - self._num_usable))  # those set aside are not awake
 
     def _begin_window(self, now_s: float) -> None:
         self._num_jobs, self._jobs_s = 0, 0.0

@@ -22,6 +22,7 @@ from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
 from aioload.engine.items import Items, Once
+from aioload.engine.pace import Pace
 from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
@@ -47,6 +48,7 @@ class Runtime:
         self.ring = Ring(pinned=pin, reuse=cuda or not pin, max_free=num_slots, warn_held=max(32, 4 * num_slots))
         self.ledger = Ledger()
         self.tally = self.ledger.open()
+        self._pace = Pace()
         self._copier: Copier | None = CudaCopier(plan.device, self.ring) if cuda else None
         self._lock = threading.RLock()
         self._passes: weakref.WeakKeyDictionary[Pass, None] = weakref.WeakKeyDictionary()
@@ -113,6 +115,7 @@ class Runtime:
             portal=self._portal(keep_loop=True),
             copier=self._copier,
             tally=self.tally,
+            pace=self._pace,
             num_yielded=0 if saved is None else saved["num_yielded"],
         )
 
@@ -196,6 +199,7 @@ class Runtime:
             worker_init_fn=on_start,
             portal=self._portal(keep_loop=kind in (Kind.ASYNC, Kind.AWAITED)),
             ledger=self.ledger,
+            pace=self._pace,
         )
 
     def _new_run(

@@ -3,7 +3,7 @@
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import CoroutineType
 from typing import Any, Literal
 
@@ -14,8 +14,10 @@ from aioload.context import HERE, PassContext, Stage
 from aioload.datasets.tensors import TensorDataset
 from aioload.engine.indices import IndexStream
 from aioload.engine.items import Items
+from aioload.engine.pace import Pace
 from aioload.engine.position import Position
 from aioload.engine.resume import Record
+from aioload.engine.timely import TimelyReads
 from aioload.errors import ArgumentError, DatasetError, is_interrupt
 from aioload.layout import Layout
 from aioload.leaf import storage_of
@@ -105,12 +107,24 @@ class Source:
         except Exception as exc:
             return self.read_policy.try_again(functools.partial(self.read, location), exc, pause)
 
-    async def await_patiently(self, location: Any, tally: Tally) -> Any:
-        """Return what is at the ``location`` of an AWAITED dataset; each further try is counted in ``tally``."""
-        try:
-            return await self.read(location)
-        except Exception as exc:
-            return await self.read_policy.try_again_async(functools.partial(self.read, location), exc, tally)
+    def patient(self, pace: Pace, tally: Tally) -> Callable[[Any], Awaitable[Any]]:
+        """Return what awaits what is at a location of an AWAITED dataset, in as many tries as the policy has.
+
+        Args:
+            pace: What the loader's reads have shown.
+            tally: Where further tries are counted.
+        """
+        policy, read = self.read_policy, self.read
+        if policy.is_watched:
+            read = TimelyReads(read, policy, pace, tally).read
+
+        async def read_patiently(location: Any) -> Any:
+            try:
+                return await read(location)
+            except Exception as exc:
+                return await policy.try_again_async(functools.partial(read, location), exc, tally)
+
+        return read_patiently
 
     def fetch_many(self, indices: Sequence[Any]) -> Any:
         """Return what ``__getitems__`` gives for a batch: a list of samples, or whatever ``collate_fn`` takes."""

@@ -10,7 +10,10 @@ from aioload.engine import tuner
 from aioload.engine.batch import Batch
 from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
 from aioload.engine.pools import Job, ThreadPool, Worker
+from aioload.engine.race import Overtaken, Race
 from aioload.engine.source import Source, refuse_coroutine
+from aioload.engine.watch import Watch
+from aioload.engine.watched import WatchedReads
 from aioload.errors import strip
 from aioload.types import Location
 
@@ -32,13 +35,19 @@ _LOCATION, _SAMPLE = Stage.LOCATION, Stage.SAMPLE  # a member of an enum takes 0
 class StagedFetcher:
     """STAGED: read on the read pool, decode where it is cheapest."""
 
-    def __init__(self, source: Source, reads: ThreadPool, decode: ThreadPool, gate: Gate, *, may_inline: bool) -> None:
+    def __init__(
+        self, source: Source, reads: ThreadPool, decode: ThreadPool, gate: Gate, watch: Watch, *, may_inline: bool
+    ) -> None:
         self._source, self._reads, self._decode_pool, self._gate = source, reads, decode, gate
         self._samples, self._location = source.samples, source.samples.location
         self._read_once, self._size_of = source.read, source.size_of
         self._context = source.context
         self._num_workers = source.context.num_workers
         self._policy = source.read_policy
+        self._watched: WatchedReads | None = None
+        if self._policy.is_watched:
+            again, fail = self._read_again, self._fail
+            self._watched = WatchedReads(source.read, self._policy, reads, watch, again=again, fail=fail)
         self._may_inline, self._inline = may_inline, False
         self._decode_cost_s: float | None = None
         self._num_decoded = 0
@@ -47,13 +56,16 @@ class StagedFetcher:
         """Queue a read per sample, or per few samples where reads are so short that one thread does them all."""
         submit_if_empty(batch, self._decode_pool)
         num_samples = len(batch.indices)
-        job = self._read_and_decode if self._inline else self._read
-        step = SAMPLES_PER_JOB if self._inline and self._reads.is_alone else 1
+        in_a_row = self._inline and self._watched is None  # else each read is on its own
+        job = self._read_and_decode if in_a_row else self._read
+        step = SAMPLES_PER_JOB if in_a_row and self._reads.is_alone else 1
         self.resubmit([(job, batch, start, min(start + step, num_samples)) for start in range(0, num_samples, step)])
 
     def resubmit(self, jobs: list[Job]) -> None:
         """Queue the jobs."""
         self._reads.submit(jobs, len(jobs))
+        if self._watched is not None:
+            self._watched.arm()
 
     def _read(self, worker: Worker, batch: Batch, position: int, _: int) -> None:
         if self._gate.is_narrow and batch.number >= self._gate.horizon:
@@ -62,13 +74,29 @@ class StagedFetcher:
         if not batch.wants(position):
             settle(batch, batch.drop(position), worker)
             return
+        self._load(worker, batch, position, None)
+
+    def _read_again(self, worker: Worker, batch: Batch, position: int, race_and_pause: tuple[Race, float]) -> None:
+        """Read a sample beside, or in place of, a thread that takes long."""
+        race, pause_s = race_and_pause
+        if batch.wants(position):
+            self._load(worker, batch, position, race, pause_s)
+        elif race.win():
+            settle(batch, batch.drop(position), worker)
+
+    def _load(self, worker: Worker, batch: Batch, position: int, race: Race | None, pause_s: float = 0.0) -> None:
         tally = worker.tally
         tally.reads_in_flight = 1
         index = batch.indices[position]
         HERE.set([self._context, index, _LOCATION, worker.number % self._num_workers, None])
         try:
-            data = self._read_bytes(worker, self._location(index))
+            if self._watched is None:
+                data = self._read_bytes(worker, self._location(index))
+            else:
+                data = self._read_watched(self._watched, worker, batch, position, race, pause_s)
             tally.bytes_read += self._size_of(data)
+        except Overtaken:
+            return
         except BaseException as exc:
             settle(batch, batch.fail(position, strip(exc), "read"), worker)
             return
@@ -138,6 +166,23 @@ class StagedFetcher:
                 return self._reads.pause(seconds)
 
             return self._policy.try_again(functools.partial(self._read_once, location), exc, pause)
+
+    def _read_watched(
+        self, watched: WatchedReads, worker: Worker, batch: Batch, position: int, race: Race | None, pause_s: float
+    ) -> Any:
+        if race is None:
+            return watched.run(worker, watched.begin(batch, position, self._location(batch.indices[position])))
+        watched.pause(worker, race, pause_s)
+        data = watched.run(worker, race)
+        worker.tally.hedges_won += race.is_hedged and pause_s == 0
+        return data
+
+    def _fail(self, batch: Batch, position: int, exc: BaseException) -> None:
+        self._decode_pool.submit(((self._settle_failed, batch, position, exc),), 1)  # the user's on_error may block
+
+    def _settle_failed(self, worker: Worker, batch: Batch, position: int, exc: BaseException) -> None:
+        HERE.set([self._context, batch.indices[position], _LOCATION, worker.number % self._num_workers, None])
+        settle(batch, batch.fail(position, exc, "read"), worker)
 
     def _hand_back(self, batch: Batch, start: int, position: int, stop: int) -> bool:
         """Leave the samples from ``position`` on to threads that would wait for them, or that may stay awake."""

@@ -2,6 +2,7 @@
 
 from aioload.readers.aiofiles import AiofilesReader
 from aioload.readers.base import BytesLike, Reader, is_async, num_bytes
+from aioload.readers.hedge import Hedge
 from aioload.readers.local import LocalReader, read_file
 from aioload.readers.mapped import MmapReader
 from aioload.readers.policy import ReadPolicy
@@ -9,6 +10,7 @@ from aioload.readers.policy import ReadPolicy
 __all__ = [
     "AiofilesReader",
     "BytesLike",
+    "Hedge",
     "LocalReader",
     "MmapReader",
     "ReadPolicy",

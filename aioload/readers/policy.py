@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from aioload.arguments import whole_number
 from aioload.errors import ArgumentError
+from aioload.readers.hedge import Hedge, hedge_or_none
 from aioload.stats import Tally
 
 T = TypeVar("T")
@@ -52,6 +53,13 @@ class ReadPolicy:
         backoff_s: The longest first pause, in seconds.
         max_backoff_s: The longest pause of all, in seconds.
         retry_on: Whether a read that failed with this exception is worth another try.
+        timeout_s: How long one try may last, in seconds; ``None`` for any time. Then it is given up, which counts as a
+            :class:`~aioload.errors.ReadTimeoutError`, and tried again like others. A blocked read cannot be called
+            back: its thread stays until the storage answers, another takes its place, and as many as there are
+            concurrent reads may be stuck at once; beyond, reads that time out fail at once. An async reader's
+            coroutine is cancelled. (Nothing watches a blocking read with ``num_workers=0``.)
+        hedge: Whether, and when, a read that lasts long gets a second one beside it; ``True`` for a
+            :class:`~aioload.readers.Hedge` with its defaults.
 
     Raises:
         ArgumentError: A value cannot work.
@@ -61,9 +69,18 @@ class ReadPolicy:
     backoff_s: float = 0.05
     max_backoff_s: float = 2.0
     retry_on: Callable[[Exception], bool] = passes
+    timeout_s: float | None = None
+    hedge: Hedge | bool | None = None
 
     def __post_init__(self) -> None:
         whole_number("retries", self.retries, 0)
+        hedge_or_none(self.hedge)
+        timeout_s: Any = self.timeout_s
+        if timeout_s is not None and (
+            isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf")
+        ):
+            message = f"timeout_s must be a number of seconds above 0, or None for any time; got {timeout_s!r}."
+            raise ArgumentError(message)
         for name in ("backoff_s", "max_backoff_s"):
             seconds: Any = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
@@ -73,6 +90,16 @@ class ReadPolicy:
         if not callable(retry_on):
             message = f"retry_on must be a function of the exception; got {retry_on!r}."
             raise ArgumentError(message)
+
+    @property
+    def hedge_or_none(self) -> Hedge | None:
+        """How slow reads are raced, ``None`` if they are not."""
+        return hedge_or_none(self.hedge)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody must look after reads that last long."""
+        return self.timeout_s is not None or self.hedge_or_none is not None
 
     def pause_s(self, number: int) -> float:
         """Return how long to wait before try ``number`` again, counted from 0, in seconds; another time each time."""
@@ -91,7 +118,7 @@ class ReadPolicy:
         Raises:
             Exception: What the last try raised, with a note of how many there were.
         """
-        tries = _Tries(self)
+        tries = Tries(self)
         try:
             while pause(tries.next_pause_s(exc)):
                 try:
@@ -104,7 +131,7 @@ class ReadPolicy:
 
     async def try_again_async(self, read: Callable[[], Awaitable[T]], exc: Exception, tally: Tally) -> T:
         """As :meth:`try_again`, for a coroutine, which can be cancelled in any pause; ``tally`` counts the tries."""
-        tries = _Tries(self)
+        tries = Tries(self)
         try:
             while True:
                 await asyncio.sleep(tries.next_pause_s(exc))
@@ -117,8 +144,8 @@ class ReadPolicy:
             del exc
 
 
-class _Tries:
-    """Those of one read, of which the first has failed."""
+class Tries:
+    """Those of one read."""
 
     def __init__(self, policy: ReadPolicy) -> None:
         self._policy, self._number, self._started = policy, 0, time.perf_counter()
