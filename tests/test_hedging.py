@@ -2,22 +2,21 @@
 
 import itertools
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import FACES, Load, by_for, of_iterator
+from waiting import READERS, BlockingReader, MakeReader, Numbers, Storage
 
 from aioload import DataLoader, FileDataset, Hedge, ReadPolicy, error_context
 from aioload.engine.pace import LEAST_READS, Pace
 from aioload.engine.race import Race
 from aioload.errors import ArgumentError
 from aioload.readers.policy import Tries
-from aioload.testing import Gates
 
 EAGER = Hedge(factor=1, min_delay_s=0.002, max_share=1)
 POLICY = ReadPolicy(hedge=EAGER, retries=0)
@@ -26,76 +25,17 @@ SIZE, LAST = 128, 127
 """The last sample is the one that is slow: by then it is known how long reads take."""
 
 
-class Storage:
-    """What is at a number is the number. Which reads wait at a gate, and which fail, the test says.
-
-    A read is known by its location and whether it is the first one there, the second, and so on.
-    """
-
-    def __init__(self, *, slow: set[tuple[int, int]]) -> None:
-        self.gates = Gates()
-        self.num_reads: Counter[int] = Counter()
-        self._slow, self._lock = slow, threading.Lock()
-
-    def __enter__(self) -> "Storage":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.gates.open_all()
-
-    def come(self, location: int) -> tuple[int, int] | None:
-        """Count a read, and return the key of its gate, if it has one."""
-        with self._lock:
-            key = location, self.num_reads[location]
-            self.num_reads[location] += 1
-        return key if key in self._slow else None
-
-
-class BlockingReader:
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-    def read(self, location: int, offset: int = 0, length: int | None = None) -> bytes:
-        key = self.storage.come(location)
-        if key is not None:
-            self.storage.gates.pass_through(key)
-        return b"%d" % location
-
-
-class AsyncReader:
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-    async def read(self, location: int, offset: int = 0, length: int | None = None) -> bytes:
-        key = self.storage.come(location)
-        if key is not None:
-            await self.storage.gates.pass_through_async(key)
-        return b"%d" % location
-
-
-MakeReader: TypeAlias = Callable[[Storage], Any]
-READERS: list[MakeReader] = [BlockingReader, AsyncReader]
-
 every_reader = pytest.mark.parametrize("reader", READERS)
 
 
-class Numbers:
-    """Sample ``i`` is ``i``, by way of a location and bytes."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def location(self, index: int) -> int:
-        return index
-
-    def decode(self, data: bytes, index: int) -> int:
-        assert int(data) == index
-        return int(data)
+def slow_storage(*slow: tuple[int, int]) -> Storage:
+    """Return one in which these reads wait: of that location, counted from 0."""
+    return Storage(lambda location, number: (location, number) in slow)
 
 
 def loader_of(reader: Any, **arguments: Any) -> DataLoader[int]:
     arguments = {"num_workers": 2, "num_concurrent_reads": 4, "read": POLICY, **arguments}
-    dataset: Any = Numbers()
+    dataset: Any = Numbers(SIZE)
     return DataLoader(dataset, 8, reader=reader, **arguments)
 
 
@@ -107,9 +47,9 @@ def batches_before(batches: Iterator[Any], num_batches: int) -> list[int]:
 @every_reader
 @pytest.mark.parametrize("load", FACES)
 def test_a_slow_read_is_overtaken(reader: MakeReader, load: Load) -> None:
-    with Storage(slow={(LAST, 0)}) as storage:
+    with slow_storage((LAST, 0)) as storage:
         # The first read of the last sample never comes back: this ends only if the second one counts.
-        got = load(Numbers(), batch_size=8, num_concurrent_reads=4, read=POLICY, reader=reader(storage))
+        got = load(Numbers(SIZE), batch_size=8, num_concurrent_reads=4, read=POLICY, reader=reader(storage))
         assert got == np.arange(SIZE).reshape(-1, 8).tolist()
         assert storage.num_reads[LAST] == 2
         assert storage.gates.started == [(LAST, 0)]
@@ -117,7 +57,7 @@ def test_a_slow_read_is_overtaken(reader: MakeReader, load: Load) -> None:
 
 @every_reader
 def test_what_is_raced_is_counted(reader: MakeReader) -> None:
-    with Storage(slow={(LAST, 0)}) as storage, loader_of(reader(storage)) as loader:
+    with slow_storage((LAST, 0)) as storage, loader_of(reader(storage)) as loader:
         assert sum(sum(batch.tolist()) for batch in loader) == sum(range(SIZE))
         stats = loader.stats()
         assert stats.hedges >= 1  # a busy machine may make others slow
@@ -127,7 +67,7 @@ def test_what_is_raced_is_counted(reader: MakeReader) -> None:
 
 
 def test_the_slow_read_may_win_after_all() -> None:
-    with Storage(slow={(LAST, 0), (LAST, 1)}) as storage, loader_of(BlockingReader(storage)) as loader:
+    with slow_storage((LAST, 0), (LAST, 1)) as storage, loader_of(BlockingReader(storage)) as loader:
         batches = iter(loader)
         batches_before(batches, SIZE // 8 - 1)
         storage.gates.wait_started((LAST, 1))
@@ -141,7 +81,7 @@ def test_the_slow_read_may_win_after_all() -> None:
 @every_reader
 def test_an_error_of_one_is_no_error_if_the_other_succeeds(reader: MakeReader) -> None:
     for fails in (0, 1):
-        with Storage(slow={(LAST, 0), (LAST, 1)}) as storage, loader_of(reader(storage)) as loader:
+        with slow_storage((LAST, 0), (LAST, 1)) as storage, loader_of(reader(storage)) as loader:
             storage.gates.fail((LAST, fails), OSError("lost"))
             batches = iter(loader)
             batches_before(batches, SIZE // 8 - 1)
@@ -155,7 +95,7 @@ def test_an_error_of_one_is_no_error_if_the_other_succeeds(reader: MakeReader) -
 @every_reader
 def test_if_both_fail_one_error_comes(reader: MakeReader) -> None:
     errors = {(LAST, 0): OSError("lost"), (LAST, 1): OSError("lost again")}
-    with Storage(slow=set(errors)) as storage, loader_of(reader(storage)) as loader:
+    with slow_storage(*errors) as storage, loader_of(reader(storage)) as loader:
         for key, error in errors.items():
             storage.gates.fail(key, error)
         batches = iter(loader)
@@ -171,7 +111,7 @@ def test_if_both_fail_one_error_comes(reader: MakeReader) -> None:
 
 def test_threads_that_lose_do_not_count() -> None:
     slow = {(number, 0) for number in range(64, 68)}  # as many as there are threads
-    with Storage(slow=slow) as storage, loader_of(BlockingReader(storage), prefetch_factor=8) as loader:
+    with slow_storage(*slow) as storage, loader_of(BlockingReader(storage), prefetch_factor=8) as loader:
         batches = iter(loader)
         got = batches_before(batches, 12)  # threads that wait for the storage have others in their places
         assert got == list(range(96))
@@ -180,7 +120,7 @@ def test_threads_that_lose_do_not_count() -> None:
 
 def test_no_more_threads_are_lent_than_there_are_reads() -> None:
     slow = {(number, 0) for number in range(64, SIZE)}
-    with Storage(slow=slow) as storage, loader_of(BlockingReader(storage), prefetch_factor=8) as loader:
+    with slow_storage(*slow) as storage, loader_of(BlockingReader(storage), prefetch_factor=8) as loader:
         batches = iter(loader)
         batches_before(batches, 8)
         storage.gates.wait_num_started(8)  # four that are raced, and four that nobody can race
@@ -193,7 +133,7 @@ def test_no_more_threads_are_lent_than_there_are_reads() -> None:
 def test_no_more_than_their_share_is_raced() -> None:
     slow = {(number, 0) for number in range(64, SIZE)}
     policy = ReadPolicy(hedge=Hedge(factor=1, min_delay_s=0.002, max_share=0.05), retries=0)
-    with Storage(slow=slow) as storage, loader_of(BlockingReader(storage), read=policy, prefetch_factor=8) as loader:
+    with slow_storage(*slow) as storage, loader_of(BlockingReader(storage), read=policy, prefetch_factor=8) as loader:
         batches = iter(loader)
         batches_before(batches, 8)
         storage.gates.wait_num_started(4)
@@ -204,7 +144,7 @@ def test_no_more_than_their_share_is_raced() -> None:
 
 @every_reader
 def test_nothing_is_raced_unless_asked_for(reader: MakeReader) -> None:
-    with Storage(slow={(LAST, 0)}) as storage, loader_of(reader(storage), read=None) as loader:
+    with slow_storage((LAST, 0)) as storage, loader_of(reader(storage), read=None) as loader:
         batches = iter(loader)
         batches_before(batches, SIZE // 8 - 1)
         storage.gates.wait_started((LAST, 0))
@@ -216,7 +156,7 @@ def test_nothing_is_raced_unless_asked_for(reader: MakeReader) -> None:
 
 @every_reader
 def test_closing_while_two_reads_race(reader: MakeReader) -> None:
-    with Storage(slow={(LAST, 0), (LAST, 1)}) as storage:
+    with slow_storage((LAST, 0), (LAST, 1)) as storage:
         loader = loader_of(reader(storage))
         batches = iter(loader)
         batches_before(batches, SIZE // 8 - 1)
@@ -228,7 +168,7 @@ def test_closing_while_two_reads_race(reader: MakeReader) -> None:
 
 
 def test_persistent_workers_remember_how_long_reads_take() -> None:
-    with Storage(slow={(0, 1)}) as storage, loader_of(BlockingReader(storage), persistent_workers=True) as loader:
+    with slow_storage((0, 1)) as storage, loader_of(BlockingReader(storage), persistent_workers=True) as loader:
         for _ in range(2):  # the first sample of the second epoch is slow
             assert sum(sum(batch.tolist()) for batch in loader) == sum(range(SIZE))
 

@@ -1,96 +1,38 @@
 """A read that the storage does not answer in time is given up, and tried again on another thread."""
 
 import errno
-import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from outcomes import EVERY_WAY, FACES, Load, of_iterator
 from scripts import Nursery
+from waiting import READERS, AsyncReader, BlockingReader, MakeReader, Numbers, Storage
 
 from aioload import DataLoader, ReadPolicy, error_context
 from aioload.errors import ArgumentError, ReadTimeoutError
-from aioload.testing import Gates
 
 POLICY = ReadPolicy(timeout_s=0.05, retries=2, backoff_s=0.001)
 SIZE = 16
 
 
-class Storage:
-    """What is at a number is the number; of some locations the first few reads are not answered until the end."""
-
-    def __init__(self, num_stuck: dict[int, int]) -> None:
-        self.gates = Gates()
-        self.num_reads: Counter[int] = Counter()
-        self._num_stuck, self._lock = num_stuck, threading.Lock()
-
-    def __enter__(self) -> "Storage":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.gates.open_all()
-
-    def come(self, location: int) -> tuple[int, int] | None:
-        """Count a read, and return the key of its gate, if it has one."""
-        with self._lock:
-            key = location, self.num_reads[location]
-            self.num_reads[location] += 1
-        return key if key[1] < self._num_stuck.get(location, 0) else None
-
-
-class BlockingReader:
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-    def read(self, location: int, offset: int = 0, length: int | None = None) -> bytes:
-        key = self.storage.come(location)
-        if key is not None:
-            self.storage.gates.pass_through(key)
-        return b"%d" % location
-
-
-class AsyncReader:
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-    async def read(self, location: int, offset: int = 0, length: int | None = None) -> bytes:
-        key = self.storage.come(location)
-        if key is not None:
-            await self.storage.gates.pass_through_async(key)
-        return b"%d" % location
-
-
-MakeReader: TypeAlias = Callable[[Storage], Any]
-READERS: list[MakeReader] = [BlockingReader, AsyncReader]
-
 every_reader = pytest.mark.parametrize("reader", READERS)
 
 
-class Numbers:
-    """Sample ``i`` is ``i``, by way of a location and bytes."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def location(self, index: int) -> int:
-        return index
-
-    def decode(self, data: bytes, index: int) -> int:
-        assert int(data) == index
-        return int(data)
+def stuck_storage(num_stuck: dict[int, int]) -> Storage:
+    """Return one of which the first few reads of some locations are not answered until the end."""
+    return Storage(lambda location, number: number < num_stuck.get(location, 0))
 
 
 def loader_of(reader: Any, **arguments: Any) -> DataLoader[int]:
     arguments = {"num_workers": 2, "num_concurrent_reads": 4, "read": POLICY, **arguments}
-    dataset: Any = Numbers()
+    dataset: Any = Numbers(SIZE)
     return DataLoader(dataset, 4, reader=reader, **arguments)
 
 
 @every_reader
 def test_a_read_that_is_not_answered_is_tried_again(reader: MakeReader) -> None:
-    with Storage({2: 1, 5: 2}) as storage, loader_of(reader(storage)) as loader:
+    with stuck_storage({2: 1, 5: 2}) as storage, loader_of(reader(storage)) as loader:
         assert of_iterator(iter(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
         stats = loader.stats()
         assert (stats.read_timeouts, stats.retries, stats.samples) == (3, 3, SIZE)
@@ -100,15 +42,15 @@ def test_a_read_that_is_not_answered_is_tried_again(reader: MakeReader) -> None:
 
 @pytest.mark.parametrize("load", EVERY_WAY)
 def test_an_async_read_can_be_given_up_anywhere(load: Load) -> None:
-    with Storage({2: 1, 5: 2}) as storage:
-        got = load(Numbers(), batch_size=8, read=POLICY, reader=AsyncReader(storage))
+    with stuck_storage({2: 1, 5: 2}) as storage:
+        got = load(Numbers(SIZE), batch_size=8, read=POLICY, reader=AsyncReader(storage))
         assert got == [list(range(8)), list(range(8, 16))]
         assert storage.num_reads == Counter(range(SIZE)) + Counter({2: 1, 5: 2})
 
 
 @every_reader
 def test_when_no_try_is_left_an_error_comes_in_its_place(reader: MakeReader) -> None:
-    with Storage({5: 3}) as storage, loader_of(reader(storage)) as loader:
+    with stuck_storage({5: 3}) as storage, loader_of(reader(storage)) as loader:
         first, error, *others = of_iterator(iter(loader))
         assert [first, *others] == [[0, 1, 2, 3], [8, 9, 10, 11], [12, 13, 14, 15]]
         assert isinstance(error, ReadTimeoutError)
@@ -124,7 +66,7 @@ def test_when_no_try_is_left_an_error_comes_in_its_place(reader: MakeReader) -> 
 
 @every_reader
 def test_what_is_stuck_can_be_skipped(reader: MakeReader) -> None:
-    with Storage({5: 3, 6: 3}) as storage, loader_of(reader(storage), on_error="skip") as loader:
+    with stuck_storage({5: 3, 6: 3}) as storage, loader_of(reader(storage), on_error="skip") as loader:
         assert of_iterator(iter(loader)) == [[0, 1, 2, 3], [4, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
         assert [(error.index, type(error.error)) for error in loader.errors()] == [
             (5, ReadTimeoutError),
@@ -136,7 +78,7 @@ def test_what_is_stuck_can_be_skipped(reader: MakeReader) -> None:
 @every_reader
 def test_who_says_that_time_outs_last_gets_them_at_once(reader: MakeReader) -> None:
     policy = ReadPolicy(timeout_s=0.05, retry_on=lambda exc: not isinstance(exc, ReadTimeoutError))
-    with Storage({5: 1}) as storage, loader_of(reader(storage), read=policy) as loader:
+    with stuck_storage({5: 1}) as storage, loader_of(reader(storage), read=policy) as loader:
         _, error, *_ = of_iterator(iter(loader))
         assert isinstance(error, ReadTimeoutError)
         assert storage.num_reads[5] == 1
@@ -145,7 +87,7 @@ def test_who_says_that_time_outs_last_gets_them_at_once(reader: MakeReader) -> N
 
 def test_threads_that_are_stuck_are_replaced() -> None:
     stuck = dict.fromkeys(range(4), 1)  # as many as there are threads
-    with Storage(stuck) as storage, loader_of(BlockingReader(storage)) as loader:
+    with stuck_storage(stuck) as storage, loader_of(BlockingReader(storage)) as loader:
         assert of_iterator(iter(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
         assert storage.gates.in_flight == 4
         storage.gates.open_all()
@@ -154,7 +96,7 @@ def test_threads_that_are_stuck_are_replaced() -> None:
 def test_a_storage_that_answers_nothing_fails_in_the_end() -> None:
     stuck = dict.fromkeys(range(SIZE), 100)
     policy = ReadPolicy(timeout_s=0.05, retries=10, backoff_s=0)
-    with Storage(stuck) as storage, loader_of(BlockingReader(storage), read=policy) as loader:
+    with stuck_storage(stuck) as storage, loader_of(BlockingReader(storage), read=policy) as loader:
         got = [error for error in of_iterator(iter(loader)) if isinstance(error, ReadTimeoutError)]
         # Each thread that is stuck has been replaced once; what those wait for fails, and what nobody can read too.
         assert storage.gates.max_in_flight == 8
@@ -167,7 +109,7 @@ def test_a_storage_that_answers_nothing_fails_in_the_end() -> None:
 
 def test_who_answers_late_is_welcome_while_no_one_else_has() -> None:
     policy = ReadPolicy(timeout_s=0.05, retries=1, backoff_s=0)
-    with Storage({0: 2}) as storage, loader_of(BlockingReader(storage), read=policy) as loader:
+    with stuck_storage({0: 2}) as storage, loader_of(BlockingReader(storage), read=policy) as loader:
         batches = iter(loader)
         storage.gates.wait_started((0, 1))  # the second try
         storage.gates.open((0, 0))  # the first one answers
@@ -180,7 +122,7 @@ def test_who_answers_late_is_welcome_while_no_one_else_has() -> None:
 
 def test_time_outs_and_second_reads_go_together() -> None:
     policy = ReadPolicy(timeout_s=0.2, retries=2, backoff_s=0, hedge=True)
-    with Storage({9: 2}) as storage, loader_of(BlockingReader(storage), read=policy) as loader:
+    with stuck_storage({9: 2}) as storage, loader_of(BlockingReader(storage), read=policy) as loader:
         assert of_iterator(iter(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
         storage.gates.open_all()
 
@@ -195,7 +137,7 @@ def test_a_time_out_of_the_readers_own_stays_what_it_is(load: Load) -> None:
                 raise error
             return b"%d" % location
 
-    got = load(Numbers(), batch_size=8, reader=Impatient(), read=ReadPolicy(timeout_s=60, retries=0))
+    got = load(Numbers(SIZE), batch_size=8, reader=Impatient(), read=ReadPolicy(timeout_s=60, retries=0))
     assert got[0] is error
 
 

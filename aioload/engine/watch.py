@@ -90,6 +90,7 @@ class Watch:
                 return
             self._is_armed = True
         now_s = time.perf_counter()
+        self._reads.widen_if_stuck()  # perhaps nobody waits for a batch just now
         self._fail_what_nobody_can_read()
         next_s = min((self._look_at(worker, now_s) for worker in self._reads.workers), default=now_s + _UNDECIDED_S)
         asyncio.get_running_loop().call_later(max(_LEAST_S, next_s - now_s), self._look)
