@@ -118,12 +118,14 @@ class Comparison:
         return statistics.median(self._speeds(name))
 
 
-def compare(title: str, rivals: Sequence[Rival], *, num_rounds: int, unit: str = "samples/s") -> Comparison:
-    """Let the rivals take turns, A B C A B C ..., for a round of warming up and ``num_rounds`` that count."""
+def compare(
+    title: str, rivals: Sequence[Rival], *, num_rounds: int, unit: str = "samples/s", num_warming: int = 1
+) -> Comparison:
+    """Let the rivals take turns, A B C A B C ..., for rounds of warming up and ``num_rounds`` that count."""
     groups = {rival.name: rival.group for rival in rivals}
     epochs: dict[str, list[tuple[int, float]]] = {rival.name: [] for rival in rivals}
     notes: dict[str, None] = {}
-    for number in range(num_rounds + 1):
+    for number in range(1 - num_warming, num_rounds + 1):
         for rival in rivals:
             _progress(f"{title}: round {number} of {num_rounds}, {rival.name}")
             threads = set(threading.enumerate())
