@@ -139,6 +139,11 @@ def compare(
     return Comparison(title=title, unit=unit, groups=groups, epochs=epochs, notes=list(notes))
 
 
+def spread(values: Sequence[float]) -> str:
+    """Return the median, the least and the greatest as text."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
+
+
 def machine() -> dict[str, Any]:
     """Return where the figures come from."""
     return {

@@ -6,12 +6,19 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from benchmarks.samples import npy_files
+
 SOURCE = Path(__file__).with_name("slowfs.c")
 END_S = 10.0
+# Of the time a file takes, the share of its open; the rest is that of its read.
+OPEN_SHARE = 3 / 7
+CACHE_S = 3600.0
 
 _numbers = itertools.count()
 
@@ -96,6 +103,33 @@ class SlowFolder:
         """Return the number of operations so far, by name; ``peak`` is the most that were under way at once."""
         lines = (self.path / ".slowfs").read_text().splitlines()
         return {name: int(number) for name, number in map(str.split, lines)}
+
+
+@contextmanager
+def slow_npy_files(
+    data: Path, num_files: int, file_ms: float, **settings: float
+) -> Iterator[tuple[SlowFolder, list[str]]]:
+    """Lend the ``.npy`` files of 4 KB as a storage has them that takes ``file_ms`` for a file.
+
+    The open is one round trip, which also checks the name, and the read another, as with NFS 4. The kernel keeps
+    names and sizes, as NFS clients do, and knows them all; here that leaves more of the processor to the loaders.
+
+    Args:
+        data: Where the files, and the program, are kept.
+        num_files: How many of the files to list.
+        file_ms: How long an open and a read take together, in milliseconds.
+        **settings: More settings of the file system.
+
+    Yields:
+        The mounted folder, and the paths of the files in it.
+    """
+    local = npy_files(data)[:num_files]
+    delays = {"open_ms": OPEN_SHARE * file_ms, "read_ms": (1 - OPEN_SHARE) * file_ms, "cache_s": CACHE_S}
+    with SlowFolder(Path(local[0]).parent, data, **delays, **settings) as folder:
+        paths = [str(folder.path / Path(path).name) for path in local]
+        for path in paths:
+            os.stat(path)
+        yield folder, paths
 
 
 def missing() -> str:

@@ -7,7 +7,7 @@ started before the clock runs, and where that cannot be had without a first batc
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,18 @@ def clocked(batches: Batches, *, most_s: float, step_s: float = 0.0) -> Epoch:
 def aioload_batches(dataset: Any, **arguments: Any) -> Batches:
     """Lend aioload's loader; its threads start with the clock."""
     return lambda: closing(aioload.DataLoader(dataset, **arguments))
+
+
+def aioload_again_batches(dataset: Any, *, most_s: float, **arguments: Any) -> Batches:
+    """Lend aioload's loader after an epoch, or so many seconds of it: what it finds out by itself, it knows."""
+
+    @contextmanager
+    def batches() -> Iterator[Iterable[Any]]:
+        with closing(aioload.DataLoader(dataset, **arguments)) as loader:
+            clocked(lambda: nullcontext(loader), most_s=most_s)()
+            yield loader
+
+    return batches
 
 
 def window_batches(files: Files, *, batch_size: int, num_threads: int) -> Batches:
