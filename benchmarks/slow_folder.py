@@ -60,7 +60,7 @@ class SlowFolder:
         )
         try:
             if _output(self._process).readline() != "mounted\n":
-                raise SlowFolderError(f"slowfs did not mount: {_errors(self._process).read().strip()}")
+                raise SlowFolderError(missing() or f"slowfs did not mount: {_errors(self._process).read().strip()}")
         except BaseException:
             self.close()
             raise
