@@ -1,14 +1,16 @@
 """The comparison of loaders on slow storage: small files at 7 ms each, a tail of slow reads, reads that fail.
 
 Usage: python -m benchmarks.storage speed|tail|faults|all [--rounds N] [--files N] [--file-ms MS] [--seconds S]
-       [--step-ms MS] [--every] [--data DIR] [--json FILE]
+       [--step-ms MS] [--every] [--only WORD ...] [--data DIR] [--json FILE]
 """
 
 import argparse
+import gc
 import importlib.util
 import json
+import resource
+import statistics
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from aioload.readers.local import read_file
 from benchmarks.loaders import BATCH_SIZE, decode_npy
 from benchmarks.mishaps import compare_faults, compare_tail
 from benchmarks.paired import Comparison, Rival, compare, machine, spread
-from benchmarks.rivals import Files
+from benchmarks.rivals import Epoch, Files
 from benchmarks.samples import cache_folder
 from benchmarks.slow_folder import SlowFolderError, slow_npy_files
 from benchmarks.slow_rivals import (
@@ -43,11 +45,12 @@ NUM_FILES = 20_000
 def compare_speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Every loader at its best setting: what comes of reading 4 KB files that take 7 ms each."""
     with slow_npy_files(arguments.data, arguments.files or NUM_FILES, arguments.file_ms) as (_, paths):
-        ours, rivals = _ours(paths, arguments.seconds), _rivals(paths)
+        ours, rivals = _ours(paths, arguments.seconds), _only(_rivals(paths), arguments.only)
+        settings = {name: batches for group in (ours | rivals).values() for name, batches in group.items()}
+        cpu_us: dict[str, list[float]] = {name: [] for name in settings}
         epochs = {
-            name: clocked(batches, most_s=arguments.seconds, step_s=arguments.step_ms / 1000)
-            for group in (ours | rivals).values()
-            for name, batches in group.items()
+            name: _metered(clocked(batches, most_s=arguments.seconds, step_s=arguments.step_ms / 1000), cpu_us[name])
+            for name, batches in settings.items()
         }
         tried = {name: _tried(name, epoch) for name, epoch in epochs.items()}
         kept = ours | {group: _best(names, tried, arguments) for group, names in rivals.items()}
@@ -58,8 +61,35 @@ def compare_speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         if arguments.step_ms:
             title += f", a step of {arguments.step_ms:g} ms"
         comparison = compare(title, named, num_rounds=arguments.rounds, num_warming=0)
-    print(f"{comparison.table()}\n{_goals(comparison, set(ours))}\n", flush=True)
-    return [comparison.as_json() | {"tried": tried}]
+    print(f"{comparison.table()}\n{_goals(comparison, set(ours))}\n{_cpu_table(comparison, cpu_us)}\n", flush=True)
+    return [comparison.as_json() | {"tried": tried, "cpu_us": cpu_us}]
+
+
+def _metered(epoch: Epoch, cpu_us: list[float]) -> Epoch:
+    """Note the processor time for each sample, that of processes that have ended included."""
+
+    def metered() -> tuple[int, float]:
+        before = _cpu_s()
+        num_samples, seconds = epoch()
+        gc.collect()
+        cpu_us.append(1e6 * (_cpu_s() - before) / num_samples)
+        return num_samples, seconds
+
+    return metered
+
+
+def _cpu_s() -> float:
+    spent = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(times.ru_utime + times.ru_stime for times in spent)
+
+
+def _cpu_table(comparison: Comparison, cpu_us: dict[str, list[float]]) -> str:
+    """Return what the rows took of the processor, which a busy machine changes less than their speed."""
+    names = sorted(comparison.epochs, key=lambda name: statistics.median(cpu_us[name]))
+    lines = [f"    {statistics.median(cpu_us[name]):6,.0f}  {name}" for name in names]
+    return "\n".join(
+        ["  processor time for a sample in us, the start of processes included, the file system's not", *lines]
+    )
 
 
 def _ours(paths: list[str], most_s: float) -> dict[str, dict[str, Batches]]:
@@ -114,6 +144,17 @@ def _rivals(paths: list[str]) -> dict[str, dict[str, Batches]]:
     return groups
 
 
+def _only(groups: dict[str, dict[str, Batches]], words: list[str] | None) -> dict[str, dict[str, Batches]]:
+    """Leave out rows whose names have none of the words, and groups without rows."""
+    if not words:
+        return groups
+    left = {
+        group: {name: batches for name, batches in rows.items() if any(word in name for word in words)}
+        for group, rows in groups.items()
+    }
+    return {group: rows for group, rows in left.items() if rows}
+
+
 def _nodes(files: Files) -> dict[str, dict[str, Batches]]:
     def nodes(name: str, n: int, **work: Any) -> tuple[str, Batches]:
         return f"nodes, {n} {name}", nodes_batches(files, batch_size=BATCH_SIZE, num_workers=n, **work)
@@ -149,7 +190,7 @@ def _grain(files: Files) -> dict[str, dict[str, Batches]]:
     return {"grain": dict(settings)}
 
 
-def _tried(name: str, epoch: Callable[[], tuple[int, float]]) -> float:
+def _tried(name: str, epoch: Epoch) -> float:
     """Return the samples a second of one epoch: enough to leave the worse settings out of the rounds."""
     num_samples, seconds = epoch()
     print(f"  tried {name}: {num_samples / seconds:,.0f} samples/s", flush=True)
@@ -186,6 +227,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="speed: an epoch is broken off after so long")
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a training step sleeps")
     parser.add_argument("--every", action="store_true", help=f"speed: all settings, not the best {NUM_KEPT}, in rounds")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="speed: rivals whose names have one of these in them")
     parser.add_argument("--data", type=Path, default=cache_folder(), help="where files, and the program, are kept")
     parser.add_argument("--json", type=Path, help="write the figures of every round to this file")
     arguments = parser.parse_args()
