@@ -30,7 +30,7 @@ from benchmarks.rivals import (
     torch_first_batch,
     window_epoch,
 )
-from benchmarks.samples import NPY_HEADER_BYTES, jpeg_files, npy_files
+from benchmarks.samples import NPY_HEADER_BYTES, cache_folder, jpeg_files, npy_files
 
 BATCH_SIZE = 64
 IMAGE_SIZE = (224, 224)
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loaders", description=__doc__)
     parser.add_argument("comparison", choices=[*COMPARISONS, "all"])
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count, after one of warming up")
-    parser.add_argument("--data", type=Path, default=_cache_folder(), help="where the files are kept")
+    parser.add_argument("--data", type=Path, default=cache_folder(), help="where the files are kept")
     parser.add_argument("--json", type=Path, help="write the figures of every round to this file")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
@@ -161,10 +161,6 @@ def _torch_processes(files: Files, num_workers: int) -> list[Rival]:
         Rival(name=name, epoch=torch_epoch(files, **arguments), group=group),
         Rival(name=f"{name}, started", epoch=torch_epoch_started(files, **arguments), group=group),
     ]
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aioload-benchmarks"
 
 
 if __name__ == "__main__":

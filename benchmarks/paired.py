@@ -118,12 +118,14 @@ class Comparison:
         return statistics.median(self._speeds(name))
 
 
-def compare(title: str, rivals: Sequence[Rival], *, num_rounds: int, unit: str = "samples/s") -> Comparison:
-    """Let the rivals take turns, A B C A B C ..., for a round of warming up and ``num_rounds`` that count."""
+def compare(
+    title: str, rivals: Sequence[Rival], *, num_rounds: int, unit: str = "samples/s", num_warming: int = 1
+) -> Comparison:
+    """Let the rivals take turns, A B C A B C ..., for rounds of warming up and ``num_rounds`` that count."""
     groups = {rival.name: rival.group for rival in rivals}
     epochs: dict[str, list[tuple[int, float]]] = {rival.name: [] for rival in rivals}
     notes: dict[str, None] = {}
-    for number in range(num_rounds + 1):
+    for number in range(1 - num_warming, num_rounds + 1):
         for rival in rivals:
             _progress(f"{title}: round {number} of {num_rounds}, {rival.name}")
             threads = set(threading.enumerate())
@@ -135,6 +137,11 @@ def compare(title: str, rivals: Sequence[Rival], *, num_rounds: int, unit: str =
                 epochs[rival.name].append(epoch)
     _progress("")
     return Comparison(title=title, unit=unit, groups=groups, epochs=epochs, notes=list(notes))
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the median, the least and the greatest as text."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
 
 
 def machine() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Sample files: the two sets of files that are loaded, made once and kept."""
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,11 @@ from PIL import Image, ImageEnhance
 NUM_FLOATS = 992
 NPY_HEADER_BYTES = 128
 JPEG_SIZE = (500, 375)
+
+
+def cache_folder() -> Path:
+    """Return where files are kept unless another place is asked for."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aioload-benchmarks"
 
 
 def npy_files(root: Path, num_files: int = 20_000) -> list[str]:
