@@ -4,7 +4,16 @@ from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
 from aioload.randomness import sample_rng
-from aioload.readers import AiofilesReader, LocalReader, MmapReader, Reader, ReadPolicy
+from aioload.readers import (
+    AiofilesReader,
+    FsspecReader,
+    LocalReader,
+    MmapReader,
+    ObjectStoreReader,
+    Reader,
+    ReadPolicy,
+    SchemeReader,
+)
 from aioload.samplers import (
     BucketBatchSampler,
     InfiniteSampler,
@@ -26,14 +35,17 @@ __all__ = [
     "Dataset",
     "ErrorContext",
     "FileDataset",
+    "FsspecReader",
     "ImageFolder",
     "InfiniteSampler",
     "LoaderStats",
     "LocalReader",
     "MmapReader",
+    "ObjectStoreReader",
     "ReadPolicy",
     "Reader",
     "SampleError",
+    "SchemeReader",
     "ShardedSampler",
     "ShuffleSampler",
     "StratifiedBatchSampler",

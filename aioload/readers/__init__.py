@@ -2,17 +2,23 @@
 
 from aioload.readers.aiofiles import AiofilesReader
 from aioload.readers.base import BytesLike, Reader, is_async, num_bytes
+from aioload.readers.fsspec import FsspecReader
 from aioload.readers.local import LocalReader, read_file
 from aioload.readers.mapped import MmapReader
+from aioload.readers.objects import ObjectStoreReader
 from aioload.readers.policy import ReadPolicy
+from aioload.readers.schemes import SchemeReader
 
 __all__ = [
     "AiofilesReader",
     "BytesLike",
+    "FsspecReader",
     "LocalReader",
     "MmapReader",
+    "ObjectStoreReader",
     "ReadPolicy",
     "Reader",
+    "SchemeReader",
     "is_async",
     "num_bytes",
     "read_file",
