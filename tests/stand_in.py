@@ -39,5 +39,6 @@ class S3StandIn:
 
     def _put(self, path: str, content: bytes) -> None:
         request = urllib.request.Request(f"{self.endpoint}/{path}", data=content, method="PUT")
+        request.add_header("Content-Type", "application/octet-stream")  # not a form, which takes minutes to parse
         with urllib.request.urlopen(request, timeout=60) as answer:
             answer.read()

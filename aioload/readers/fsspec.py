@@ -70,7 +70,7 @@ class FsspecReader:
             if isinstance(exc, OSError) and exc.errno is not None:
                 exc.filename = location
                 raise
-            if not _is_an_answer(exc) and not isinstance(exc, OSError | _kinds_of_lost_connections()):
+            if not _is_an_answer(exc) and not isinstance(exc, (OSError, *_kinds_of_lost_connections())):
                 raise
             raise _translated(exc, location) from exc
 
@@ -96,11 +96,13 @@ def _read_part(file_system: Any, path: str, wanted: Range) -> bytes:
     try:
         if stop is None or stop > wanted.offset:
             return bytes(file_system.cat_file(path, start=wanted.offset, end=stop))
-    except Exception:
+    except Exception:  # past the end, some fail, and some as well when the range only ends there
         size = file_system.size(path)
-        if size is None or size > wanted.offset:
+        if size is None or (stop is not None and stop <= size) or (stop is None and wanted.offset < size):
             raise
-        return b""
+        if wanted.offset >= size:
+            return b""
+        return bytes(file_system.cat_file(path, start=wanted.offset, end=size))
     file_system.info(path)  # no bytes of what is there are none, but of what is not, an error
     return b""
 
