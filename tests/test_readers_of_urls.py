@@ -15,7 +15,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
+import fsspec.asyn
 import numpy as np
 import obstore
 import pytest
@@ -61,8 +61,9 @@ def blocking_objects(**arguments: Any) -> SchemeReader:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def obstores_own_files() -> None:
-    """Have obstore open what it never closes."""
+def their_own_files() -> None:
+    """Have obstore and fsspec open what they never close."""
+    fsspec.asyn.get_loop()
     with serving() as server:
         server.objects["/a"] = b"a"
         HTTPStore(server.url, client_options={"allow_http": True}).get("a").bytes()
@@ -260,6 +261,7 @@ def test_a_mixed_list(s3: S3StandIn, server: ObjectServer, tmp_path: Path, monke
     (tmp_path / "3").write_bytes(b"3")
     locations: list[Any] = [s3.put("0", b"0"), behind_http(server)("1", b"1"), in_fsspec("2", b"2"), tmp_path / "3"]
     locations += [f"file://{tmp_path}/3", str(tmp_path / "3"), os.fsencode(tmp_path / "3")]
+    locations[1] = np.str_(locations[1])
     files = FileDataset(locations * 3, lambda data, _: int(data))
     expected = [0, 1, 2, 3, 3, 3, 3] * 3
     for num_workers in (0, 2):

@@ -31,8 +31,8 @@ class FsspecReader:
 
     Needs the extra ``aioload[fsspec]``, and the package behind the protocol (s3fs, sshfs, ...), as fsspec says. Calls
     block, without the interpreter lock where the file system has a loop of its own, as those of HTTP and S3 do.
-    Each file system is kept, with its connections, as long as the reader; there is nothing to close. Any number of
-    threads may use one reader, if the file system bears it; those of fsspec do.
+    Each file system is made once, and fsspec itself keeps it, with its connections, as long as the process; there is
+    nothing to close. Any number of threads may use one reader, if the file system bears it; those of fsspec do.
 
     Args:
         **storage_options: What fsspec's ``storage_options`` are elsewhere, for all file systems.
