@@ -10,8 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +26,7 @@ from stand_in import S3StandIn
 from aioload import DataLoader, FileDataset, FsspecReader, ObjectStoreReader, SchemeReader, error_context
 from aioload.errors import ArgumentError, MissingExtraError
 from aioload.readers import is_async
-from aioload.readers.answers import error_of_status, seconds_of_retry_after
 from aioload.readers.policy import passes
-from aioload.readers.urls import Place, place_of
 
 KEYS: Any = {"access_key_id": "any", "secret_access_key": "any", "region": "us-east-1"}
 OVER_HTTP: Any = {"client_options": {"allow_http": True}}
@@ -407,24 +403,6 @@ def test_redirections_are_followed(server: ObjectServer) -> None:
     assert read(ObjectStoreReader(), f"{server.url}/here") == b"abc"
 
 
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("s3://bucket/a/b", ("s3://bucket", "a/b")),
-        ("S3://bucket/a%20b?c#d", ("s3://bucket", "a%20b?c#d")),
-        ("abfss://fs@account.dfs.core.windows.net/a", ("abfss://fs@account.dfs.core.windows.net", "a")),
-        ("memory://a/b", ("memory://", "a/b")),
-        ("memory:///a/b", ("memory://", "a/b")),
-        ("http://host:80/a/b%20c#d", ("http://host:80", "a/b c")),
-        ("http://host/a?b", ("http://host/a?b", "")),
-        ("https://host/a%2Fb", ("https://host/a%2Fb", "")),
-        ("https://host", ("https://host/", "")),
-    ],
-)
-def test_where_a_url_points(url: str, place: tuple[str, str]) -> None:
-    assert place_of(url) == Place(*place)
-
-
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "gs://bucket/folder/", "memory://"])
 def test_urls_of_no_object(url: str) -> None:
     with pytest.raises(IsADirectoryError) as caught:
@@ -555,28 +533,6 @@ files = aioload.FileDataset([url], lambda data, index: index)
 batches = iter(aioload.DataLoader(files, num_workers=1, reader=aioload.{kind}()))
 connection, _ = server.accept()
 """)
-
-
-def test_what_statuses_mean() -> None:
-    kinds = {404: FileNotFoundError, 410: FileNotFoundError, 401: PermissionError, 403: PermissionError}
-    for status in range(400, 600):
-        error = error_of_status(status, "url")
-        assert isinstance(error, kinds.get(status, OSError))
-        assert passes(error) == (status in (408, 425, 429) or status >= 500), status
-        assert error.filename == "url"
-        assert not hasattr(error, "retry_after_s")
-    assert error_of_status(503, "url", 1.5).retry_after_s == 1.5  # type: ignore[attr-defined]
-
-
-def test_what_retry_after_says() -> None:
-    now_s = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
-    later = format_datetime(datetime(2024, 1, 1, 0, 1, tzinfo=UTC), usegmt=True)
-    assert seconds_of_retry_after("120", now_s) == 120
-    assert seconds_of_retry_after(later, now_s) == 60
-    assert seconds_of_retry_after(later, now_s + 100) == 0
-    assert seconds_of_retry_after("-1", now_s) == 0
-    for nonsense in ("", "soon", "inf", "nan", "Mon, 99 Jan 2024"):
-        assert seconds_of_retry_after(nonsense, now_s) is None
 
 
 def test_fsspec_translates_what_http_answers(server: ObjectServer) -> None:

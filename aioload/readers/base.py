@@ -24,8 +24,8 @@ class Reader(Protocol):
 
     The loader calls nothing but ``read``. It does not close a reader, for several loaders may share one: if it has a
     ``close``, plain or async, who made it calls that, after the last loader that uses it. Those in this package have
-    none: the connections that some keep go with the reader. What must be closed on the loader's loop can be held by a task that the
-    reader starts there: tasks are cancelled, and waited for, when the loader is closed.
+    none: the connections that some keep go with the reader. What must be closed on the loader's loop can be held by a
+    task that the reader starts there: tasks are cancelled, and waited for, when the loader is closed.
     """
 
     def read(self, location: Any, offset: int = 0, length: int | None = None) -> "BytesLike | Awaitable[BytesLike]":
