@@ -4,7 +4,17 @@ from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
 from aioload.randomness import sample_rng
-from aioload.readers import AiofilesReader, Hedge, LocalReader, MmapReader, Reader, ReadPolicy
+from aioload.readers import (
+    AiofilesReader,
+    FsspecReader,
+    Hedge,
+    LocalReader,
+    MmapReader,
+    ObjectStoreReader,
+    Reader,
+    ReadPolicy,
+    SchemeReader,
+)
 from aioload.samplers import (
     BucketBatchSampler,
     InfiniteSampler,
@@ -26,15 +36,18 @@ __all__ = [
     "Dataset",
     "ErrorContext",
     "FileDataset",
+    "FsspecReader",
     "Hedge",
     "ImageFolder",
     "InfiniteSampler",
     "LoaderStats",
     "LocalReader",
     "MmapReader",
+    "ObjectStoreReader",
     "ReadPolicy",
     "Reader",
     "SampleError",
+    "SchemeReader",
     "ShardedSampler",
     "ShuffleSampler",
     "StratifiedBatchSampler",

@@ -110,6 +110,21 @@ class ForkedIteratorError(AioloadError, RuntimeError):
     """An iterator made before ``fork`` was used in the child, where its threads do not exist."""
 
 
+class ForkedReaderError(AioloadError, RuntimeError):
+    """A reader cannot work in this process, which was forked off one in which it had; the message says what can."""
+
+
+class MissingExtraError(AioloadError, ImportError):
+    """A package that reads this kind of location is not installed; the message names the extra that brings it."""
+
+    @classmethod
+    def of(cls, extra: str, location: Any) -> "MissingExtraError":
+        """Return the error for a location that the package ``extra``, in the extra of that name, would read."""
+        return cls(
+            f"{location!r} is read by the package {extra}, which is not installed: pip install 'aioload[{extra}]'"
+        )
+
+
 class StoppedIterationError(AioloadError, RuntimeError):
     """User code raised ``StopIteration``, which would have ended the loop without a word; it is the cause."""
 

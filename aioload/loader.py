@@ -95,8 +95,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         read: What is done about reads that fail, for datasets with ``location`` and ``decode``; by default those that
             may succeed a little later are tried three times more.
         reader: Fetches the bytes of a dataset with ``location`` and ``decode``: a
-            :class:`~aioload.readers.LocalReader` unless given. Its ``read(location)`` runs on the read threads, or if
-            it is ``async def`` on the loader's event loop. The loader does not close it. See
+            :class:`~aioload.readers.SchemeReader` unless given, for paths and URLs. Its ``read(location)`` runs on the
+            read threads, or if it is ``async def`` on the loader's event loop. The loader does not close it. See
             :class:`~aioload.readers.Reader`.
 
     Raises:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 Location: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-"""Where a sample's bytes are: a path of the local file system (mounts included), or what the loader's reader takes."""
+"""Where a sample's bytes are: a path (mounts included), a URL, or what else the loader's reader takes."""
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -22,7 +22,7 @@ from aioload import DataLoader, FileDataset, ReadPolicy, error_context
 from aioload.engine import source
 from aioload.errors import ArgumentError
 from aioload.readers import read_file
-from aioload.readers.policy import passes
+from aioload.readers.policy import asked_for_s, passes
 
 PASSING = ["EAGAIN", "EIO", "EMFILE", "ENFILE", "ESTALE", "ETIMEDOUT", "ECONNRESET", "EHOSTUNREACH", "EPIPE"]
 LASTING = ["ENOENT", "EACCES", "EPERM", "EISDIR", "ENOTDIR", "ENAMETOOLONG", "ELOOP", "EINVAL"]
@@ -302,6 +302,43 @@ def test_pauses_are_drawn_from_ever_longer_spans() -> None:
         assert 0 <= min(pauses) < 0.1 * longest
         assert 0.9 * longest < max(pauses) <= longest
     assert ReadPolicy(backoff_s=0).pause_s(3) == 0
+
+
+def test_an_error_can_ask_for_a_longer_pause() -> None:
+    error = OSError(errno.EBUSY, "busy")
+    assert asked_for_s(error) == 0
+    for seconds, expected in ((3, 3.0), (0.5, 0.5), (0, 0.0)):
+        error.retry_after_s = seconds  # type: ignore[attr-defined]
+        assert asked_for_s(error) == expected
+    for nonsense in (-1, float("inf"), float("nan"), "3", None, True):
+        error.retry_after_s = nonsense  # type: ignore[attr-defined]
+        assert asked_for_s(error) == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_read_pauses_for_as_long_as_its_error_asks(numbers: Any, is_async: bool) -> None:
+    begun: list[float] = []
+
+    def fetch(location: Any) -> bytes:
+        begun.append(time.monotonic())
+        if len(begun) > 1:
+            return read_file(location)
+        error = OSError(errno.EBUSY, "busy")
+        error.retry_after_s = 0.1  # type: ignore[attr-defined]
+        raise error
+
+    class Blocking:
+        def read(self, location: Any, offset: int = 0, length: int | None = None) -> bytes:
+            return fetch(location)
+
+    class Awaited:
+        async def read(self, location: Any, offset: int = 0, length: int | None = None) -> bytes:
+            return fetch(location)
+
+    reader = Awaited() if is_async else Blocking()
+    policy = ReadPolicy(backoff_s=0, max_backoff_s=0)
+    assert by_for(numbers, sampler=[0], reader=reader, read=policy) == [[0]]
+    assert begun[1] - begun[0] >= 0.1
 
 
 def test_pauses_do_not_draw_from_pythons_generator() -> None:

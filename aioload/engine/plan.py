@@ -12,13 +12,17 @@ from aioload.engine.epochs import Epochs
 from aioload.engine.memory import available_bytes
 from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, kind_of
-from aioload.readers import Reader
+from aioload.readers import Reader, SchemeReader
+from aioload.readers.kept import Kept
 
 SLOW_AFTER_S = 30.0
 """A batch that is waited for longer than this is logged, with what is missing, once a wait."""
 
 _MEMORY_SHARE = 4
 """The batches ahead of the consumer may fill one part in this many of the memory that is available."""
+
+_default_readers = Kept[SchemeReader]()
+"""Those of the loaders, so that connections last over epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +31,7 @@ class Plan:
 
     dataset: Any
     reader: Reader | None
+    default_reader: SchemeReader
     index_sampler: Any
     generator: torch.Generator | None
     device: torch.device
@@ -53,6 +58,7 @@ def plan_of(loader: Any, epochs: Epochs) -> Plan:
     return Plan(
         dataset=loader.dataset,
         reader=loader.reader,
+        default_reader=_default_readers.get(loader, "", SchemeReader),
         index_sampler=loader.sampler if loader.batch_sampler is None else loader.batch_sampler,
         generator=loader.generator,
         device=loader.device,

@@ -170,6 +170,7 @@ class Runtime:
             batched=settings.batched,
             by_rows=settings.by_rows,
             reader=plan.reader,
+            default_reader=plan.default_reader,
             read_policy=settings.read_policy,
             items=items,
         )

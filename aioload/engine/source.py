@@ -21,7 +21,7 @@ from aioload.engine.timely import TimelyReads
 from aioload.errors import ArgumentError, DatasetError, is_interrupt
 from aioload.layout import Layout
 from aioload.leaf import storage_of
-from aioload.readers import LocalReader, Reader, ReadPolicy, is_async, num_bytes, read_file
+from aioload.readers import LocalReader, Reader, ReadPolicy, SchemeReader, is_async, num_bytes, read_file
 from aioload.stats import Tally
 
 _BUFFER_BELOW_BYTES = 1 << 20
@@ -46,7 +46,8 @@ class Source:
         context: The user's dataset, and what its code is told of the pass.
         batched: Whether the index stream yields lists of indices.
         by_rows: Whether samples may be written into rows (the default collation).
-        reader: What reads for a STAGED or AWAITED dataset; ``None`` is for local files.
+        reader: What reads for a STAGED or AWAITED dataset; ``None`` is for ``default_reader``.
+        default_reader: What reads then what is no path.
         read_policy: What is done about reads that fail.
         items: What comes out of an ITERABLE dataset.
     """
@@ -57,7 +58,8 @@ class Source:
         *,
         batched: bool,
         by_rows: bool,
-        reader: Reader | None = None,
+        reader: Reader | None,
+        default_reader: SchemeReader,
         read_policy: ReadPolicy,
         items: Items | None = None,
     ) -> None:
@@ -66,7 +68,7 @@ class Source:
         self.samples = _without_subsets(dataset)
         """What ``[index]``, ``location`` and ``decode`` are asked of."""
         self.kind = _kind_of(self.samples, reader, batched=batched, by_rows=by_rows)
-        self.read: Callable[[Any], Any] = read_file
+        self.read: Callable[[Any], Any] = read_file if reader is not None else default_reader.beside(read_file)
         """Returns what is at a location; for an AWAITED dataset, an awaitable of it."""
         self.size_of: Callable[[Any], int] = len
         """Returns the bytes of what was read, or says that it has none."""

@@ -23,9 +23,9 @@ class Reader(Protocol):
     (With ``num_workers=0`` it is awaited in the consumer's thread, in ``async for`` on the loop that runs there.)
 
     The loader calls nothing but ``read``. It does not close a reader, for several loaders may share one: if it has a
-    ``close``, plain or async, who made it calls that, after the last loader that uses it. Those in this package hold
-    nothing between two reads, and have none. What must be closed on the loader's loop can be held by a task that the
-    reader starts there: tasks are cancelled, and waited for, when the loader is closed.
+    ``close``, plain or async, who made it calls that, after the last loader that uses it. Those in this package have
+    none: the connections that some keep go with the reader. What must be closed on the loader's loop can be held by a
+    task that the reader starts there: tasks are cancelled, and waited for, when the loader is closed.
     """
 
     def read(self, location: Any, offset: int = 0, length: int | None = None) -> "BytesLike | Awaitable[BytesLike]":

@@ -40,18 +40,28 @@ def passes(exc: Exception) -> bool:
     return isinstance(exc, ConnectionError | TimeoutError) or (isinstance(exc, OSError) and exc.errno in _PASSING)
 
 
+def asked_for_s(exc: Exception) -> float:
+    """Return how many seconds ``exc`` asks to be left alone for: its ``retry_after_s``, if that is such a number."""
+    seconds: Any = getattr(exc, "retry_after_s", None)
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < float("inf"):
+        return float(seconds)
+    return 0.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadPolicy:
     """What is done about reads that fail.
 
     A read is tried again after a pause drawn at random from 0 to ``backoff_s`` seconds, 0 to twice that before
-    the next time, and so on up to ``max_backoff_s``: so that many readers do not come back at the same moment. The
-    reading thread pauses; others go on. When no try is left, the last error is that of the sample.
+    the next time, and so on up to ``max_backoff_s``: so that many readers do not come back at the same moment. An
+    error with a ``retry_after_s``, in seconds, makes the pause at least that long, beyond ``max_backoff_s`` too; that
+    is what a server asked for (``Retry-After``), where the reader learns of it. The reading thread pauses; others go
+    on. When no try is left, the last error is that of the sample.
 
     Attributes:
         retries: How often a read is tried again; 0 for never.
         backoff_s: The longest first pause, in seconds.
-        max_backoff_s: The longest pause of all, in seconds.
+        max_backoff_s: The longest pause of all, in seconds, but for ``retry_after_s``.
         retry_on: Whether a read that failed with this exception is worth another try.
         timeout_s: How long one try may last, in seconds; ``None`` for any time. Then it is given up, which counts as a
             :class:`~aioload.errors.ReadTimeoutError`, and tried again like others. A blocked read cannot be called
@@ -154,7 +164,7 @@ class Tries:
         """Return how long to wait before another try, or raise ``exc`` if there is to be none."""
         number, self._number = self._number, self._number + 1
         if number < self._policy.retries and self._policy.retry_on(exc):
-            return self._policy.pause_s(number)
+            return max(self._policy.pause_s(number), asked_for_s(exc))
         if number > 0:
             with contextlib.suppress(Exception):  # an exception may refuse notes
                 exc.add_note(f"It was read {number + 1} times in {time.perf_counter() - self._started:.2g} s.")
