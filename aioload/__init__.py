@@ -1,5 +1,6 @@
 """A prefetching data loader for PyTorch: change one import, and the training step no longer waits."""
 
+from aioload.cache import DiskCache, MemoryCache
 from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
@@ -24,12 +25,14 @@ __all__ = [
     "BucketBatchSampler",
     "DataLoader",
     "Dataset",
+    "DiskCache",
     "ErrorContext",
     "FileDataset",
     "ImageFolder",
     "InfiniteSampler",
     "LoaderStats",
     "LocalReader",
+    "MemoryCache",
     "MmapReader",
     "ReadPolicy",
     "Reader",

@@ -168,6 +168,8 @@ class Runtime:
             by_rows=settings.by_rows,
             reader=plan.reader,
             read_policy=settings.read_policy,
+            cache=plan.cache,
+            tally=self.tally,
             items=items,
         )
 
