@@ -209,7 +209,7 @@ def test_a_relative_path_belongs_to_its_folder(tmp_path: Path, monkeypatch: pyte
 def test_what_is_no_key(make: Make, location: Any) -> None:
     cache = make(10)
     for call in (lambda: cache.get(location), lambda: cache.put(location, b"")):
-        with pytest.raises(DatasetError, match="A cache needs locations that are the same in every run: .* got"):
+        with pytest.raises(DatasetError, match=r"A cache needs locations that are the same in every run: .* got"):
             call()
 
 
@@ -234,7 +234,7 @@ def rounds(admission: Admission, keys: Any, now: float = 0) -> float:
 
 @pytest.mark.parametrize("num_keys", [20, 1000, 50_000])
 def test_nothing_may_go_before_it_is_known_how_long_keys_take(num_keys: int) -> None:
-    admission = Admission(0, 1000, 1.25)
+    admission = Admission(0, 1.25)
     now = rounds(admission, range(num_keys))
     assert not admission.is_worth_a_look()
     assert not admission.may_go(-1e9, now)
@@ -248,7 +248,7 @@ def test_nothing_may_go_before_it_is_known_how_long_keys_take(num_keys: int) -> 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_key_of_a_shuffled_set_may_go(seed: int) -> None:
-    generator, admission = random.Random(seed), Admission(0, 100, 1.25)
+    generator, admission = random.Random(seed), Admission(0, 1.25)
     keys, now, used = list(range(700)), 0.0, dict.fromkeys(range(700), 0.0)
     for _ in range(12):
         generator.shuffle(keys)
@@ -260,7 +260,7 @@ def test_no_key_of_a_shuffled_set_may_go(seed: int) -> None:
 
 def test_a_few_hot_keys_do_not_make_the_others_go() -> None:
     """As those of a validation set that is passed over ten times while the others are once."""
-    generator, admission = random.Random(0), Admission(0, 100, 1.25)
+    generator, admission = random.Random(0), Admission(0, 1.25)
     now, used = 0.0, dict.fromkeys(range(1000), 0.0)
     for _ in range(6):
         keys = list(range(1000))
@@ -274,7 +274,7 @@ def test_a_few_hot_keys_do_not_make_the_others_go() -> None:
 
 
 def test_looks_in_vain_become_rare() -> None:
-    admission = Admission(0, 1000, 1.25)
+    admission = Admission(0, 1.25)
     rounds(admission, [*range(100)] * 4)
 
     def num_looks(*, found: bool) -> int:
@@ -411,36 +411,29 @@ def test_what_another_process_asks_for_stays(tmp_path: Path) -> None:
     hit_rate(other, range(20))
     hit_rate(cache, range(1000, 1020))
     assert cache.used_bytes == cache.max_bytes
-    for _ in range(20):
+    passes, rate = itertools.count(1), 0.0
+    while rate < 0.5:  # then they have the place of those that nobody asks for
         assert hit_rate(other, range(20)) >= 0.8
-        hit_rate(cache, range(2000, 2020))
-    assert hit_rate(cache, range(2000, 2020)) > 0.5  # in the place of those that nobody asks for
+        rate = hit_rate(cache, range(2000, 2020))
+        assert next(passes) < 100
     assert hit_rate(other, range(20)) >= 0.8
 
 
-def fill(path: Path, seed: int, barrier: Any, results: Any) -> None:
-    cache = DiskCache(path, 60 * 4096)
-    barrier.wait(60)
-    generator = random.Random(seed)
+def fill(path: Path, seed: int) -> None:
+    cache, generator = DiskCache(path, 60 * 4096), random.Random(seed)
     for _ in range(400):
         ask(cache, generator.randrange(100))
-    results.put(cache.used_bytes)
-    results.close()
-    results.join_thread()
+    os._exit(0 if cache.used_bytes == 60 * 4096 else 1)
 
 
 def test_several_processes_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=fill, args=(tmp_path, seed, barrier, results)) for seed in range(4)]
+    processes = [multiprocessing.get_context("fork").Process(target=fill, args=(tmp_path, seed)) for seed in range(4)]
     for process in processes:
         process.start()
-    assert [results.get(timeout=60) for _ in processes] == [60 * 4096] * 4
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
         process.close()
-    results.close()
     assert bytes_of(tmp_path) == 60 * 4096  # none was counted twice, and none forgotten
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -451,8 +444,7 @@ def test_a_folder_that_cannot_be_used_is_told_once(tmp_path: Path, where: str) -
     path = {"file": tmp_path / "file", "below a file": tmp_path / "file" / "x"}.get(where, tmp_path / ("x" * 300))
     cache = DiskCache(path, 1 << 20)
     with pytest.warns(UserWarning, match="keeps nothing more: ") as caught:
-        assert hit_rate(cache, range(20)) == 0
-        assert hit_rate(cache, range(20)) == 0
+        assert hit_rate(cache, [*range(20), *range(20)]) == 0
     assert len(caught) == 1
     assert cache.used_bytes == 0
     assert (tmp_path / "file").read_bytes() == b"mine"

@@ -7,6 +7,7 @@ the set is half of the hits; only what nobody asks for any more has to go. How l
 are asked for take to come again, which is learnt from a sample of them, those that were not kept included.
 """
 
+import math
 from typing import Any
 
 from aioload.cache.lock import Lock
@@ -18,6 +19,9 @@ _SHARE_AGAIN = 0.75
 """A round is over when this share of the keys seen in it has been seen twice: after 1.7 to 2 passes over the data,
 shuffled or not, wherever it began."""
 
+_FIRST_PATIENCE = 3
+"""A sample that was begun with a pass is through in twice the time that its first key took to come again."""
+
 _MOST_LOOKS_SKIPPED = 64
 
 
@@ -28,7 +32,6 @@ class Admission:
 
     Args:
         now: The time at which keys begin to be noted. What was used last before it counts as used then.
-        first_round: How long the first sample waits for its keys; each in vain makes the next wait twice as long.
         slack: What is not asked for during so many rounds may go. A key of a shuffled set may have to wait for two
             passes, so that 1.25 rounds are enough where all passes take equally long.
 
@@ -36,11 +39,11 @@ class Admission:
         mask: Keys with ``hash(key) & mask == 0`` are to be noted, and no others.
     """
 
-    def __init__(self, now: float, first_round: float, slack: float) -> None:
+    def __init__(self, now: float, slack: float) -> None:
         self.mask = 0
         self._lock = Lock()
         self._start = self._began = now
-        self._patience, self._slack = first_round, slack
+        self._patience, self._slack = math.inf, slack  # until a first key has come again
         self._round: float | None = None  # how long the last one took
         self._came_again: dict[Any, bool] = {}
         self._num_again = 0
@@ -61,6 +64,8 @@ class Admission:
             elif not again:
                 self._came_again[key] = True
                 self._num_again += 1
+                if self._patience == math.inf:
+                    self._patience = _FIRST_PATIENCE * (now - self._began)
                 if _LEAST_SAMPLED <= len(self._came_again) <= self._num_again / _SHARE_AGAIN:
                     self._round = now - self._began
                     self._begin(now, self._slack * self._round)

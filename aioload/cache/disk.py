@@ -1,5 +1,6 @@
 """Disk: bytes kept in files of a folder, from one epoch and one run to the next, for all processes of a machine."""
 
+import bisect
 import contextlib
 import errno
 import hashlib
@@ -18,17 +19,17 @@ from aioload.cache.lock import Lock
 from aioload.cache.usage import UsageFile
 from aioload.errors import ArgumentError
 
+_DIGITS = frozenset("0123456789abcdef")
 _NUM_DIGITS = 3  # of a name, which are the name of a folder: 4,096 of them, so that none has too many files
 
 _NEARLY_FULL = 7 / 8
 """From this share of ``max_bytes`` on each hit writes down that there was one, which takes another 1 - 3 us."""
 
 _LOOK_EVERY_S = 1.0  # whether the cache has become nearly full by what other processes put there
-_FIRST_ROUND_S = 1.0
 _SLACK = 1.5  # by the clock, one pass may take longer than another
 _LEFT_OVER_AFTER_S = 3600.0  # no file takes so long to write
 _RECOUNT_AFTER_S = 3600.0
-_MOST_FOLDERS, _MOST_FILES = 256, 256  # that are looked at in one look for what may go
+_MOST_FILES = 256  # that are looked at in one look for what may go
 
 _PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.EINTR, errno.EAGAIN, errno.ENOMEM))
 
@@ -70,10 +71,10 @@ class DiskCache:
         self._prefix = namespace.encode("utf-8", "surrogatepass") + b"\0"
         self._usage = UsageFile(self.path / "usage", int(_NEARLY_FULL * self.max_bytes), self._count)
         self._lock = Lock()
-        self._admission = Admission(time.time(), _FIRST_ROUND_S, _SLACK)
+        self._admission = Admission(time.time(), _SLACK)
         self._touches, self._look_at = False, 0.0
         self._is_ready = self._is_off = self._is_counted = False
-        self._next_folder = int.from_bytes(os.urandom(2), "big")
+        self._folder_before = os.urandom(2).hex()  # that looks in several processes begin at different places
 
     def __repr__(self) -> str:
         space = f", namespace={self.namespace!r}" if self.namespace else ""
@@ -203,9 +204,11 @@ class DiskCache:
         if usage is None or usage.full_since == 0:
             return 0
         freed = num_files = 0
-        for _ in range(_MOST_FOLDERS):
-            self._next_folder = (self._next_folder + 1) % 16**_NUM_DIGITS
-            for file in _files_of(f"{self.path}/{self._next_folder:0{_NUM_DIGITS}x}"):
+        folders = sorted(self._folders())
+        start = bisect.bisect(folders, self._folder_before)
+        for folder in [*folders[start:], *folders[:start]]:
+            self._folder_before = folder
+            for file in _files_of(f"{self.path}/{folder}"):
                 num_files += 1
                 with contextlib.suppress(FileNotFoundError):
                     if self._admission.may_go(max(usage.full_since, file.stat().st_mtime), time.time()):
@@ -226,9 +229,12 @@ class DiskCache:
             return size
 
     def _entries(self) -> Iterator[Path]:
-        for number in range(16**_NUM_DIGITS):
-            for file in _files_of(f"{self.path}/{number:0{_NUM_DIGITS}x}"):
+        for folder in self._folders():
+            for file in _files_of(f"{self.path}/{folder}"):
                 yield Path(file.path)
+
+    def _folders(self) -> list[str]:
+        return [name for name in os.listdir(self.path) if len(name) == _NUM_DIGITS and not set(name) - _DIGITS]
 
     def _count(self) -> int:
         total = 0

@@ -13,7 +13,6 @@ OVERHEAD_BYTES = 320
 """What an entry takes beside its content, by tracemalloc: its key, its places in the dict and the queue, itself."""
 
 _LOOK_AT = 64  # entries, for what may go
-_FIRST_ROUND = 1000  # keys asked for
 _SLACK = 1.25
 
 
@@ -86,7 +85,7 @@ class MemoryCache:
 
     def _begin(self) -> None:
         self._clock = itertools.count()
-        self._admission = Admission(0, _FIRST_ROUND, _SLACK)
+        self._admission = Admission(0, _SLACK)
         self._entries: dict[str, _Entry] = {}
         self._queue = deque[str]()  # of the keys, from where the next look begins
         self._used_bytes = 0
