@@ -1,6 +1,7 @@
 """Caches by themselves: what both of them promise, and what the one on disk does for runs and processes."""
 
 import copy
+import errno
 import itertools
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 from aioload import DiskCache, MemoryCache
-from aioload.cache import Cache, disk, entry, key_of, memory
+from aioload.cache import Cache, entry, key_of, memory
 from aioload.cache.admission import Admission
 from aioload.errors import ArgumentError, DatasetError
 
@@ -109,8 +110,8 @@ def test_of_a_larger_set_each_pass_finds_what_fits(make: Make, shuffled: bool) -
         if shuffled:
             generator.shuffle(indices)
     assert rates[0] == 0
-    # On disk time counts, and a machine that stops in the midst of a pass may cost some.
-    assert min(rates[1:]) >= (0.5 if isinstance(cache, MemoryCache) else 0.3)
+    # On disk time counts, and a machine that stands still in the midst of a pass may cost some.
+    assert rates[1:] == [0.5] * 5 if isinstance(cache, MemoryCache) else rates[1] >= 0.4
     assert max(rates) == 0.5
 
 
@@ -208,9 +209,11 @@ def test_a_relative_path_belongs_to_its_folder(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("location", [object(), None, 1.5, ["/a"], {"path": "/a"}, ("/a", object())])
 def test_what_is_no_key(make: Make, location: Any) -> None:
     cache = make(10)
-    for call in (lambda: cache.get(location), lambda: cache.put(location, b"")):
-        with pytest.raises(DatasetError, match=r"A cache needs locations that are the same in every run: .* got"):
-            call()
+    match = r"A cache needs locations that are the same in every run: .* got"
+    with pytest.raises(DatasetError, match=match):
+        cache.get(location)
+    with pytest.raises(DatasetError, match=match):
+        cache.put(location, b"")
 
 
 def test_odd_strings_are_keys(make: Make) -> None:
@@ -374,10 +377,6 @@ def test_what_was_counted_and_never_came_is_noticed_when_it_is_full(tmp_path: Pa
     hit_rate(cache, range(3))
     with cache._usage.locked() as usage:  # as a process that is killed between counting and naming leaves it
         usage.used_bytes, usage.counted_at = 10 * 4096, 0.0
-        cache._usage._path.write_bytes(b"damaged")
-    assert cache.used_bytes == 10 * 4096
-    with cache._usage.locked() as usage:
-        usage.used_bytes, usage.counted_at = 9 * 4096, 0.0
     other = DiskCache(tmp_path, 10 * 4096)
     hit_rate(other, range(10))
     assert hit_rate(other, range(10)) == 1
@@ -406,17 +405,17 @@ def test_hits_are_written_down_when_it_is_nearly_full(tmp_path: Path) -> None:
 
 
 def test_what_another_process_asks_for_stays(tmp_path: Path) -> None:
-    """The other one is played by another object: of what this one does, it is told by the files alone."""
-    cache, other = (DiskCache(tmp_path, 40 * 4096) for _ in range(2))
-    hit_rate(other, range(20))
+    cache = DiskCache(tmp_path, 40 * 4096)
+    hit_rate(cache, range(20))
+    for path in files_of(tmp_path):
+        os.utime(path, (2**40, 2**40))  # as if another process was using it at any time
     hit_rate(cache, range(1000, 1020))
     assert cache.used_bytes == cache.max_bytes
-    passes, rate = itertools.count(1), 0.0
-    while rate < 0.5:  # then they have the place of those that nobody asks for
-        assert hit_rate(other, range(20)) >= 0.8
-        rate = hit_rate(cache, range(2000, 2020))
+    passes = itertools.count(1)
+    while hit_rate(cache, range(2000, 2020)) < 1:  # then they have the place of those that nobody asks for
         assert next(passes) < 100
-    assert hit_rate(other, range(20)) >= 0.8
+    assert all(cache.get(f"/data/{index}") is not None for index in range(20))
+    assert not any(cache.get(f"/data/{index}") for index in range(1000, 1020))
 
 
 def fill(path: Path, seed: int) -> None:
@@ -451,11 +450,12 @@ def test_a_folder_that_cannot_be_used_is_told_once(tmp_path: Path, where: str) -
 
 
 def test_a_lack_of_descriptors_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
     cache = DiskCache(tmp_path, 1 << 20)
     with monkeypatch.context() as patch:
-        patch.setattr(entry, "_HEADER", None)  # nothing is written
-        patch.setattr(disk.entry, "write", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
-        patch.setattr(disk.entry, "size_on_disk", lambda _: 4096)
+        patch.setattr(entry, "write", fail)
         cache.put("/a", b"1")
     cache.put("/a", b"1")
     assert cache.get("/a") == b"1"

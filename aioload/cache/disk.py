@@ -69,10 +69,12 @@ class DiskCache:
         self.path, self.namespace = Path(os.path.abspath(path)), namespace
         self.max_bytes = whole_number("max_bytes", max_bytes, 1)
         self._prefix = namespace.encode("utf-8", "surrogatepass") + b"\0"
-        self._usage = UsageFile(self.path / "usage", int(_NEARLY_FULL * self.max_bytes), self._count)
+        self._usage = UsageFile(f"{self.path}/usage", int(_NEARLY_FULL * self.max_bytes), self._count)
         self._lock = Lock()
         self._admission = Admission(time.time(), _SLACK)
+        self._temporary = f"{self.path}/tmp"
         self._touches, self._look_at = False, 0.0
+        self._seen_bytes = self.max_bytes  # what was used when it was last seen
         self._is_ready = self._is_off = self._is_counted = False
         self._folder_before = os.urandom(2).hex()  # that looks in several processes begin at different places
 
@@ -155,22 +157,19 @@ class DiskCache:
     def _make_ready(self) -> None:
         if self._is_ready:
             return
-        self._temporary.mkdir(parents=True, exist_ok=True)
+        os.makedirs(self._temporary, exist_ok=True)
         for file in os.scandir(self._temporary):
             with contextlib.suppress(FileNotFoundError):  # another process does the same
                 if time.time() - file.stat().st_mtime > _LEFT_OVER_AFTER_S:
                     os.unlink(file.path)
         self._is_ready = True
 
-    @property
-    def _temporary(self) -> Path:
-        return self.path / "tmp"
-
     def _add(self, path: str, data: bytes, size: int) -> None:
-        temporary = self._temporary / os.urandom(8).hex()
+        temporary, is_named = f"{self._temporary}/{os.urandom(8).hex()}", False
         entry.write(temporary, data)
         try:
             with self._usage.locked() as usage:
+                self._seen_bytes = usage.used_bytes
                 if usage.used_bytes + size > self.max_bytes or os.path.exists(path):
                     return
                 usage.used_bytes += size
@@ -179,14 +178,15 @@ class DiskCache:
                 except FileNotFoundError:
                     os.makedirs(os.path.dirname(path), exist_ok=True)
                     os.rename(temporary, path)
+                is_named = True
                 self._touches = usage.full_since > 0
         finally:
-            with contextlib.suppress(OSError):  # it has its name, or is not wanted
-                temporary.unlink()
+            if not is_named:
+                os.unlink(temporary)
 
     def _has_room(self, size: int) -> bool:
         """Whether ``size`` bytes fit, now or when what may go has gone."""
-        if self.used_bytes + size <= self.max_bytes:
+        if self._seen_bytes + size <= _NEARLY_FULL * self.max_bytes or self.used_bytes + size <= self.max_bytes:
             return True
         if not self._is_counted:  # what killed processes have begun is still counted as theirs
             self._is_counted = True

@@ -4,7 +4,6 @@ import contextlib
 import os
 import struct
 import zlib
-from pathlib import Path
 
 _HEADER = struct.Struct("<4sIQ")  # magic, checksum and length of what follows
 _MAGIC = b"aio1"
@@ -60,7 +59,7 @@ def read(path: str, *, touch: bool) -> bytes:
     raise DamagedEntryError(path)
 
 
-def write(path: Path, content: bytes) -> None:
+def write(path: str, content: bytes) -> None:
     """Make a file of an entry; it is not there before, and is not there if this fails.
 
     Raises:

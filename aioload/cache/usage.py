@@ -9,7 +9,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 _RECORD = struct.Struct("<4sQdd")
 _CHECKSUM = struct.Struct("<I")
@@ -41,7 +40,7 @@ class UsageFile:
         count: Returns how many bytes all entries take, where no record says so.
     """
 
-    def __init__(self, path: Path, nearly_full_bytes: int, count: Callable[[], int]) -> None:
+    def __init__(self, path: str, nearly_full_bytes: int, count: Callable[[], int]) -> None:
         self._path, self._nearly_full_bytes, self._count = path, nearly_full_bytes, count
 
     def look(self) -> Usage | None:
@@ -69,17 +68,12 @@ class UsageFile:
                 if usage is None or time.time() - usage.counted_at > recount_after_s:
                     usage = Usage(self._count(), 0.0 if usage is None else usage.full_since, time.time())
                     self._write(fd, usage)
-                with self._kept(fd, usage):
-                    yield usage
+                before = usage.used_bytes
+                yield usage
+                if usage.used_bytes != before:
+                    self._write(fd, usage)
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a fork may have the file open as well
-
-    @contextlib.contextmanager
-    def _kept(self, fd: int, usage: Usage) -> Iterator[None]:
-        before = usage.used_bytes
-        yield
-        if usage.used_bytes != before:
-            self._write(fd, usage)
 
     def _write(self, fd: int, usage: Usage) -> None:
         if usage.used_bytes < self._nearly_full_bytes:
@@ -90,7 +84,7 @@ class UsageFile:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _opened(path: str, flags: int) -> Iterator[int]:
     fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         yield fd
