@@ -1,5 +1,6 @@
 """A prefetching data loader for PyTorch: change one import, and the training step no longer waits."""
 
+from aioload.cache import DiskCache, MemoryCache
 from aioload.datasets import Dataset, FileDataset, ImageFolder, TensorDataset
 from aioload.errors import AioloadError, ErrorContext, SampleError, error_context
 from aioload.loader import DataLoader
@@ -34,6 +35,7 @@ __all__ = [
     "BucketBatchSampler",
     "DataLoader",
     "Dataset",
+    "DiskCache",
     "ErrorContext",
     "FileDataset",
     "FsspecReader",
@@ -42,6 +44,7 @@ __all__ = [
     "InfiniteSampler",
     "LoaderStats",
     "LocalReader",
+    "MemoryCache",
     "MmapReader",
     "ObjectStoreReader",
     "ReadPolicy",

@@ -18,6 +18,7 @@ from aioload.arguments import (
     usable_cores,
     whole_number,
 )
+from aioload.cache import Cache
 from aioload.copier import resolve_device
 from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost
@@ -25,7 +26,7 @@ from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
-from aioload.engine.source import check_reader
+from aioload.engine.source import check_cache, check_reader
 from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
 from aioload.errors import ArgumentError, SampleError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
@@ -37,7 +38,7 @@ from aioload.types import MapDataset, StagedDataset
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED = frozenset({"device", "iterable_workers", "reader", "seed"})
+_FIXED = frozenset({"cache", "device", "iterable_workers", "reader", "seed"})
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
@@ -98,6 +99,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             :class:`~aioload.readers.SchemeReader` unless given, for paths and URLs. Its ``read(location)`` runs on the
             read threads, or if it is ``async def`` on the loader's event loop. The loader does not close it. See
             :class:`~aioload.readers.Reader`.
+        cache: Keeps what is read for a dataset with ``location`` and ``decode``, so that later epochs need not read it
+            again: a :class:`~aioload.cache.DiskCache`, a :class:`~aioload.cache.MemoryCache`, or what
+            :class:`~aioload.cache.Cache` says. ``decode`` then gets ``bytes``, whatever the reader returns. Several
+            loaders may share one; the loader does not close or clear it.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -132,6 +137,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         max_errors: float | None = None,
         read: ReadPolicy | None = None,
         reader: Reader | None = None,
+        cache: Cache | None = None,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
@@ -140,6 +146,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
         check_reader(reader, dataset)
+        check_cache(cache, dataset)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -169,7 +176,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             say_once_that_there_are_no_processes()
         self.device = resolve_device(device)
         self.num_concurrent_reads = num_concurrent_reads
-        self.seed, self.iterable_workers, self.reader = seed, iterable_workers, reader
+        self.seed, self.iterable_workers = seed, iterable_workers
+        self.reader, self.cache = reader, cache
         self.on_error, self.max_errors = on_error, max_errors
         self.read = policy_or_default(read)
         self._errors = ErrorLog()
@@ -185,7 +193,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Set an attribute, unless it is one that passes, or saved states, depend on.
 
         Raises:
-            ValueError: As torch's DataLoader, and for ``device``, ``seed``, ``iterable_workers`` and ``reader``.
+            ValueError: As torch's DataLoader, and for ``device``, ``seed``, ``iterable_workers``, ``reader`` and
+                ``cache``.
         """
         if name in _FIXED and self.__dict__.get("_is_fixed", False):
             message = f"{name} attribute should not be set after {type(self).__name__} is initialized"

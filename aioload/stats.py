@@ -12,7 +12,9 @@ class LoaderStats:
     Attributes:
         samples: Samples of batches that have been put together (of those not delivered yet, too).
         batches: Batches handed to the consumer.
-        bytes_read: Bytes read from files.
+        bytes_read: Bytes read from files, from the loader's cache among them.
+        cache_hits: Reads that the loader's cache made unnecessary.
+        cache_misses: Files that were read since the loader's cache did not have them.
         read_s: Seconds threads (or coroutines, waiting included) spent reading, opening and closing included.
         retries: Reads that were tried again.
         hedges: Reads that lasted so long that a second one was started beside them.
@@ -31,6 +33,8 @@ class LoaderStats:
     samples: int = 0
     batches: int = 0
     bytes_read: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
     read_s: float = 0.0
     retries: int = 0
     hedges: int = 0
@@ -53,6 +57,8 @@ class Tally:
     __slots__ = (
         "batches",
         "bytes_read",
+        "cache_hits",
+        "cache_misses",
         "collate_s",
         "decode_s",
         "hedges",
@@ -68,6 +74,7 @@ class Tally:
     def __init__(self) -> None:
         self.samples = self.batches = self.bytes_read = self.reads_in_flight = self.retries = 0
         self.hedges = self.hedges_won = self.read_timeouts = 0
+        self.cache_hits = self.cache_misses = 0
         self.read_s = self.decode_s = self.collate_s = self.wait_s = 0.0
 
 

@@ -13,9 +13,9 @@ import aioload
 PACKAGE = Path(aioload.__file__).parent
 
 ORDER = [
-    *("errors", "types", "arguments", "stats", "context", "randomness", "workers", "samplers", "readers", "datasets"),
-    *("leaf", "structure", "layout", "diagnosis", "collate", "ring", "copier", "engine", "iterators", "loader"),
-    *("testing", "__init__"),
+    *("errors", "types", "arguments", "stats", "context", "randomness", "workers", "samplers", "cache", "readers"),
+    *("datasets", "leaf", "structure", "layout", "diagnosis", "collate", "ring", "copier", "engine", "iterators"),
+    *("loader", "testing", "__init__"),
 ]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from aioload.cache import Cache
 from aioload.collate import rows_allowed
 from aioload.engine import window
 from aioload.engine.epochs import Epochs
@@ -32,6 +33,7 @@ class Plan:
     dataset: Any
     reader: Reader | None
     default_reader: SchemeReader
+    cache: Cache | None
     index_sampler: Any
     generator: torch.Generator | None
     device: torch.device
@@ -59,6 +61,7 @@ def plan_of(loader: Any, epochs: Epochs) -> Plan:
         dataset=loader.dataset,
         reader=loader.reader,
         default_reader=_default_readers.get(loader, "", SchemeReader),
+        cache=loader.cache,
         index_sampler=loader.sampler if loader.batch_sampler is None else loader.batch_sampler,
         generator=loader.generator,
         device=loader.device,

@@ -172,6 +172,8 @@ class Runtime:
             reader=plan.reader,
             default_reader=plan.default_reader,
             read_policy=settings.read_policy,
+            cache=plan.cache,
+            tally=self.tally,
             items=items,
         )
 

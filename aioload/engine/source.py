@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch.utils.data as torch_data
 
+from aioload.cache import Cache
 from aioload.context import HERE, PassContext, Stage
 from aioload.datasets.tensors import TensorDataset
 from aioload.engine.indices import IndexStream
@@ -22,6 +23,7 @@ from aioload.errors import ArgumentError, DatasetError, is_interrupt
 from aioload.layout import Layout
 from aioload.leaf import storage_of
 from aioload.readers import LocalReader, Reader, ReadPolicy, SchemeReader, is_async, num_bytes, read_file
+from aioload.readers.cached import CachedReads
 from aioload.stats import Tally
 
 _BUFFER_BELOW_BYTES = 1 << 20
@@ -49,6 +51,8 @@ class Source:
         reader: What reads for a STAGED or AWAITED dataset; ``None`` is for ``default_reader``.
         default_reader: What reads then what is no path.
         read_policy: What is done about reads that fail.
+        cache: What a STAGED or AWAITED dataset's bytes are looked for in before they are read.
+        tally: Where its hits are counted.
         items: What comes out of an ITERABLE dataset.
     """
 
@@ -61,6 +65,8 @@ class Source:
         reader: Reader | None,
         default_reader: SchemeReader,
         read_policy: ReadPolicy,
+        cache: Cache | None,
+        tally: Tally,
         items: Items | None = None,
     ) -> None:
         self.context, dataset = context, context.dataset
@@ -74,6 +80,9 @@ class Source:
         """Returns the bytes of what was read, or says that it has none."""
         if reader is not None and type(reader) is not LocalReader:
             self.read, self.size_of = reader.read, functools.partial(num_bytes, reader=reader)
+        if cache is not None:
+            cached = CachedReads(cache, self.read, self.size_of, tally)
+            self.read, self.size_of = cached.read_async if self.kind is Kind.AWAITED else cached.read, len
         self._has_location = self.kind is not Kind.ITERABLE and _is_method(self.samples, "location")
         self._items = items
         if self.kind is Kind.TAKE:
@@ -253,6 +262,27 @@ def check_reader(reader: Any, dataset: Any) -> None:
     if isinstance(reader, type) or not _is_method(reader, "read"):
         message = f"reader must be an object with a method read(location, offset=0, length=None), got {reader!r}"
         raise ArgumentError(message)
+    _check_staged(dataset, f"reader={reader!r}", "reads in between")
+
+
+def check_cache(cache: Any, dataset: Any) -> None:
+    """Refuse a cache that nothing can be looked for in, or that there is nothing to look for in.
+
+    Raises:
+        ArgumentError: ``cache`` has no ``get`` and ``put``, or ``dataset`` not the two methods that it comes between.
+    """
+    if cache is None:
+        return
+    if isinstance(cache, type) or not (_is_method(cache, "get") and _is_method(cache, "put")):
+        message = (
+            "cache must be a DiskCache, a MemoryCache or an object with the methods get(location) and "
+            f"put(location, data), got {cache!r}"
+        )
+        raise ArgumentError(message)
+    _check_staged(dataset, f"cache={cache!r}", "keeps what is read in between")
+
+
+def _check_staged(dataset: Any, argument: str, does: str) -> None:
     inner = _without_subsets(dataset)
     if isinstance(dataset, torch_data.IterableDataset):
         what = "which is iterated over"
@@ -263,7 +293,7 @@ def check_reader(reader: Any, dataset: Any) -> None:
     else:
         return
     message = (
-        f"reader={reader!r} is for a dataset with location(index) and decode(data, index), and reads in between; "
+        f"{argument} is for a dataset with location(index) and decode(data, index), and {does}; "
         f"got {type(dataset).__name__}, {what}. Leave it out."
     )
     raise ArgumentError(message)

@@ -1,5 +1,6 @@
 """Readers: from a location to its bytes."""
 
+from aioload.cache import Cache, DiskCache, MemoryCache
 from aioload.readers.aiofiles import AiofilesReader
 from aioload.readers.base import BytesLike, Reader, is_async, num_bytes
 from aioload.readers.fsspec import FsspecReader
@@ -13,9 +14,12 @@ from aioload.readers.schemes import SchemeReader
 __all__ = [
     "AiofilesReader",
     "BytesLike",
+    "Cache",
+    "DiskCache",
     "FsspecReader",
     "Hedge",
     "LocalReader",
+    "MemoryCache",
     "MmapReader",
     "ObjectStoreReader",
     "ReadPolicy",
