@@ -231,7 +231,7 @@ def test_a_location_that_is_no_key(tmp_path: Path, kind: Any, make: Callable[[Pa
 
 def spoil(folder: Path) -> int:
     """Damage every second entry, in different ways, and return how many."""
-    paths = sorted(path for path in folder.glob("???/*") if path.parent.name != "tmp")[::2]
+    paths = sorted(path for path in folder.glob("??/*"))[::2]
     for path, way in zip(paths, itertools.cycle(range(3)), strict=False):
         content = path.read_bytes()
         path.write_bytes((content[:-1], content[:-1] + b"\xff", b"")[way])

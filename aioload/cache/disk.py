@@ -20,7 +20,7 @@ from aioload.cache.usage import UsageFile
 from aioload.errors import ArgumentError
 
 _DIGITS = frozenset("0123456789abcdef")
-_NUM_DIGITS = 3  # of a name, which are the name of a folder: 4,096 of them, so that none has too many files
+_NUM_DIGITS = 2  # of a name, which are the name of a folder: 256 of them; a new one takes as long as a file
 
 _NEARLY_FULL = 7 / 8
 """From this share of ``max_bytes`` on each hit writes down that there was one, which takes another 1 - 3 us."""
@@ -42,7 +42,7 @@ class DiskCache:
     complete: what a killed process or the disk has damaged is not found, and is read and put there again.
 
     ``max_bytes`` counts entries in whole blocks of 4 KB. All processes together keep to it at all times; what is just
-    being written (a file by each thread) comes on top, and so do up to 4,096 folders. When the cache is full, what is
+    being written (a file by each thread) comes on top, and so do up to 256 folders. When the cache is full, what is
     in it stays, and nothing more comes in: of a set twice as large, each epoch finds half. Only what no process has
     asked for during about two whole epochs makes room for others.
 
