@@ -23,9 +23,9 @@ from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
+from aioload.engine.protocol import check_reader
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
-from aioload.engine.source import check_reader
 from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
 from aioload.errors import ArgumentError, SampleError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
@@ -139,7 +139,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
-        check_reader(reader, dataset)
+        check_reader(reader, dataset, batched=batch_size is not None or batch_sampler is not None)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
