@@ -12,10 +12,12 @@ import torch.utils.data as torch_data
 from aioload.arguments import (
     check_iterable_workers,
     check_on_error,
+    check_prefetch_factor,
     check_timeout,
     loader_seed,
     say_once_that_there_are_no_processes,
     usable_cores,
+    warn_of_pinning,
     whole_number,
 )
 from aioload.copier import resolve_device
@@ -58,7 +60,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         num_workers: Threads that run dataset code; by default one per usable core. With 0 there are no threads
             and no look-ahead: everything runs in the consumer's thread, when it asks.
         collate_fn: Makes a batch of a list of samples, on a loading thread.
-        pin_memory: Whether CPU batches are in page-locked memory. Where there is no accelerator this does nothing.
+        pin_memory: Whether CPU batches are in page-locked memory. Where there is no CUDA device this does nothing, and
+            says so, once.
         drop_last: Whether an incomplete last batch is left out.
         timeout: Seconds to wait for a batch before :class:`~aioload.errors.LoaderTimeoutError`; 0 waits for ever.
         worker_init_fn: Called with its number in each of the ``num_workers`` threads before its first sample; for an
@@ -71,7 +74,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         persistent_workers: Whether threads outlive a pass. The next pass then begins to load while the present
             one ends, if the sampler is one of torch's. It begins anew if by then a generator, the sampler,
             dataset or collate_fn, or what they are made of, has changed (of large arrays a part is looked at).
-        pin_memory_device: Kept and without effect, as in torch; the current accelerator is used.
+        pin_memory_device: Kept and without effect, as in torch, with a warning; the current accelerator is used.
         in_order: Whether batches come in the sampler's order; ``False`` yields each when it is ready.
         device: Where batches arrive. For a CUDA device the copy runs on a stream of the loader's own, and the
             stream that is current at ``next()`` waits for it, not the host.
@@ -135,6 +138,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
+        check_prefetch_factor(prefetch_factor, num_workers)
         num_concurrent_reads = whole_number("num_concurrent_reads", num_concurrent_reads, 1)
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
@@ -179,6 +183,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._latest: resume.Record | None = None  # of the pass that began last, unless an epoch was set since
         self._saved: dict[str, Any] | None = None  # a loaded state that no pass has gone on with yet
         self._epoch_at_load: int | None = None  # the sampler's own
+        self._warned_of_pinning = False
         self._is_fixed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -333,6 +338,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return iter(self)
 
     def _begin(self) -> Pass:
+        check_prefetch_factor(self.prefetch_factor, self.num_workers)  # both may have been set since
+        if not self._warned_of_pinning:
+            warn_of_pinning(self.pin_memory, self.pin_memory_device)
+            self._warned_of_pinning = True
         epoch = epoch_of(self._index_sampler)
         if epoch is not None and epoch != self._epoch_at_load:  # it was set on the sampler
             self._go_over(epoch)
