@@ -205,10 +205,6 @@ def warned(load: Callable[[], object]) -> list[Any]:
     return [str(each.message) for each in seen]
 
 
-def once(begin: Callable[[Any], Any], loader: Any) -> None:
-    begin(loader).close()
-
-
 async def drain(loader: Any) -> None:
     async for _ in loader:
         pass
@@ -316,6 +312,6 @@ def test_pinning_warns_as_torch_does_and_once(pin_memory: bool, pin_memory_devic
     for begin in (iter, aiter):
         loader: Any = DataLoader(range(4), num_workers=num_workers, **arguments)
         assert loader.pin_memory_device == pin_memory_device
-        assert warned(partial(once, begin, loader)) == messages
+        assert warned(partial(begin, loader)) == messages
         assert warned(partial(list, loader)) == []
     assert len(messages) == pin_memory * (bool(pin_memory_device) + (not torch.cuda.is_available()))

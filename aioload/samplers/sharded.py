@@ -156,7 +156,7 @@ class ShardedSampler(SeekableSampler[Any]):
         self._check_evenness(num_found)
         num_rounds = -(-num_found // self.world_size)
         place = self.rank + (num_rounds - 1) * self.world_size
-        if self.uneven == "pad" and positions.start < num_rounds and place >= num_found:
+        if self.uneven == "pad" and num_rounds - 1 in positions and place >= num_found:
             yield (first[place % num_found],)
 
     def _opened(self, epoch: int) -> Iterator[Any]:
