@@ -74,7 +74,7 @@ class Partial(Numbers):
     def scaled(self, data: bytes, index: int, factor: int) -> int:
         return factor * int(data)
 
-    decode = functools.partialmethod(scaled, factor=3)  # type: ignore[assignment]
+    decode = functools.partialmethod(scaled, factor=3)
 
 
 class Restated(Numbers):
@@ -198,7 +198,7 @@ class PassingSubset(torch.utils.data.Subset[Any]):
 
 class OtherSubset(torch.utils.data.Subset[Any]):
     def __getitem__(self, index: Any) -> Any:
-        return super().__getitem__(index), "other"
+        return self.dataset[self.indices[index]], "other"
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]

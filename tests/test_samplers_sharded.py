@@ -12,6 +12,7 @@ import torch.distributed
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import torch_loader
 
 from aioload import DataLoader
 from aioload.errors import ArgumentError
@@ -177,7 +178,7 @@ def loaded(sampler: Any, num_workers: int, **arguments: Any) -> Any:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
 def test_another_sampler_is_passed_over_to_its_end_as_torch_does(make: Any, num_workers: int) -> None:
-    theirs = torch.utils.data.DataLoader(range(10), None, sampler=make())  # type: ignore[arg-type]
+    theirs = torch_loader(range(10), batch_size=None, sampler=make())
     epochs = [list(theirs) for _ in range(3)]
     assert make in (Keeping,) or len({tuple(epoch) for epoch in epochs}) == 3
     for world_size, uneven in itertools.product((1, 2, 4, 11), ("pad", "drop")):
