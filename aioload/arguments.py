@@ -91,6 +91,39 @@ def check_timeout(timeout: float, num_workers: int) -> None:
         raise ArgumentError(message)
 
 
+def check_prefetch_factor(prefetch_factor: Any, num_workers: int) -> None:
+    """Refuse to load nothing ahead, as torch does once a pass begins.
+
+    Raises:
+        ArgumentError: There are threads, and nothing for them to do.
+    """
+    if num_workers > 0 and prefetch_factor == 0:
+        message = f"prefetch_factor must be at least 1 where num_workers is {num_workers}, got {prefetch_factor!r}."
+        raise ArgumentError(message)
+
+
+def warn_of_pinning(pin_memory: Any, pin_memory_device: str) -> None:
+    """Warn that ``pin_memory`` or ``pin_memory_device`` have no effect, in torch's words, which filters may go by."""
+    if not pin_memory:
+        return
+    if pin_memory_device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{pin_memory_device}'.",
+            UserWarning,
+            stacklevel=4,  # the line of the loop
+        )
+    if not torch.cuda.is_available():
+        none = (
+            "no accelerator" if not torch.accelerator.is_available() else "no CUDA device, though another accelerator,"
+        )
+        warnings.warn(
+            f"'pin_memory' argument is set as true but {none} is found, then device pinned memory won't be used.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def check_iterable_workers(iterable_workers: int, dataset: Any) -> None:
     """Refuse several iterators over a dataset that is not iterated over.
 

@@ -47,7 +47,8 @@ def collate_samples(collate_fn: Callable[[Any], Any], samples: Sequence[Any], de
         describe: Names a sample for an error message.
 
     Raises:
-        CollateError: Samples that ``default_collate`` cannot stack, saying which two differ, where and how.
+        CollateError: Samples that ``default_collate`` cannot stack, saying which two differ, where and how, or which
+            one it is. This and the next three are the errors of torch, with its kind and message.
         SampleTypeError: A value it cannot put into a batch, saying in which sample and field.
         SampleKeyError: A field that one sample has and another has not.
         SampleValueError: What else torch finds wrong with a value.
@@ -62,11 +63,11 @@ def collate_samples(collate_fn: Callable[[Any], Any], samples: Sequence[Any], de
         finding = diagnose(samples, describe, _collate_by_rules, tuple(default_collate_fn_map))
         if finding is None:
             raise
-        make = _ERRORS.get(TypeError if finding.is_type_error else _builtin_of(exc))
+        make = _ERRORS.get(_builtin_of(exc))
         if make is None or default_collate_fn_map != _STOCK_RULES:
-            exc.add_note(finding.text)
+            exc.add_note(finding)
             raise
-        message = f"{exc}\n{finding.text}"
+        message = f"{exc}\n{finding}"
         raise make(message) from exc
 
 

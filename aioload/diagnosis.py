@@ -24,18 +24,8 @@ _ADVICE_TYPE = "return tensors, arrays, numbers, strings or containers of them, 
 _ADVICE_SHAPE = "Give all samples one shape and structure (in the dataset or its transform), or pass a collate_fn."
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found: a sentence or two, and whether a value's type is to blame whatever was raised."""
-
-    text: str
-    is_type_error: bool
-
-
-def diagnose(
-    samples: Sequence[Any], describe: Describe, collate: Collate, leaf_types: tuple[Any, ...]
-) -> Finding | None:
-    """Return why the samples cannot be collated, or ``None`` if the reason cannot be found.
+def diagnose(samples: Sequence[Any], describe: Describe, collate: Collate, leaf_types: tuple[Any, ...]) -> str | None:
+    """Return why the samples cannot be collated, in a sentence or two, or ``None`` if the reason cannot be found.
 
     Args:
         samples: The samples of the batch.
@@ -61,7 +51,7 @@ class _Place:
     path: str
     column: Sequence[Any]
     other: int | None
-    alone: BaseException | None = None
+    alone: bool = False
 
 
 def _search(column: Sequence[Any], path: str, collate: Collate, leaf_types: tuple[Any, ...]) -> _Place | None:
@@ -83,24 +73,23 @@ def _search(column: Sequence[Any], path: str, collate: Collate, leaf_types: tupl
 
 
 def _search_leaf(column: Sequence[Any], path: str, collate: Collate) -> _Place | None:
-    if _failure(collate, column) is None:
+    if not _fails(collate, column):
         return None
     for position, value in enumerate(column):
-        failure = _failure(collate, [value])
-        if failure is not None:
-            return _Place(path, column, position, failure)
+        if _fails(collate, [value]):
+            return _Place(path, column, position, alone=True)
     for position, value in enumerate(column):
-        if position > 0 and _failure(collate, [column[0], value]) is not None:
+        if position > 0 and _fails(collate, [column[0], value]):
             return _Place(path, column, position)
     return _Place(path, column, None)
 
 
-def _failure(collate: Collate, values: Sequence[Any]) -> BaseException | None:
+def _fails(collate: Collate, values: Sequence[Any]) -> bool:
     try:
         collate(values)
-    except Exception as exc:
-        return exc
-    return None
+    except Exception:
+        return True
+    return False
 
 
 def _goes_with(first: Any, value: Any) -> bool:
@@ -132,20 +121,17 @@ def _item(value: Any, key: Any) -> Any:
         return _Nothing
 
 
-def _explain(place: _Place, describe: Describe) -> Finding:
+def _explain(place: _Place, describe: Describe) -> str:
     where = place.path or "the sample itself"
     first, other = place.column[0], place.other
     if other is None:
-        text = f"It failed at {where}, where sample {describe(0)} holds {_kind_of(first)}."
-        return Finding(text, is_type_error=False)
-    if place.alone is not None:
-        text = f"Sample {describe(other)} holds {_kind_of(place.column[other])} at {where}; {_ADVICE_TYPE}"
-        return Finding(text, is_type_error=isinstance(place.alone, TypeError))
+        return f"It failed at {where}, where sample {describe(0)} holds {_kind_of(first)}."
+    if place.alone:
+        return f"Sample {describe(other)} holds {_kind_of(place.column[other])} at {where}; {_ADVICE_TYPE}"
     mine, theirs = _brief_kind_of(first), _brief_kind_of(place.column[other])
     if mine == theirs:
         mine, theirs = _kind_of(first), _kind_of(place.column[other])
-    text = f"Samples {describe(0)} and {describe(other)} differ at {where}: {mine} against {theirs}. {_ADVICE_SHAPE}"
-    return Finding(text, is_type_error=False)
+    return f"Samples {describe(0)} and {describe(other)} differ at {where}: {mine} against {theirs}. {_ADVICE_SHAPE}"
 
 
 def _brief_kind_of(value: Any) -> str:

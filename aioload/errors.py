@@ -155,6 +155,12 @@ def error_context(exc: BaseException) -> ErrorContext | None:
     return context if isinstance(context, ErrorContext) else None
 
 
+def context_of(exc: BaseException, index: Any, location: Any, stage: str) -> ErrorContext:
+    """Return where an error happened; what ``__getitem__`` raises may itself say which file that was."""
+    inner = error_context(exc) if location is None and stage == "fetch" and not isinstance(index, list) else None
+    return ErrorContext(index, location if inner is None else inner.location, stage)
+
+
 def annotate(exc: BaseException, context: ErrorContext) -> None:
     """Put ``context`` on ``exc``, as an attribute and as a note, in place of an earlier one of ours.
 

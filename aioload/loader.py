@@ -12,10 +12,12 @@ import torch.utils.data as torch_data
 from aioload.arguments import (
     check_iterable_workers,
     check_on_error,
+    check_prefetch_factor,
     check_timeout,
     loader_seed,
     say_once_that_there_are_no_processes,
     usable_cores,
+    warn_of_pinning,
     whole_number,
 )
 from aioload.cache import Cache
@@ -24,9 +26,9 @@ from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
+from aioload.engine.protocol import check_cache, check_reader
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
-from aioload.engine.source import check_cache, check_reader
 from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
 from aioload.errors import ArgumentError, SampleError
 from aioload.iterators import AsyncBatchIterator, BatchIterator
@@ -59,7 +61,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         num_workers: Threads that run dataset code; by default one per usable core. With 0 there are no threads
             and no look-ahead: everything runs in the consumer's thread, when it asks.
         collate_fn: Makes a batch of a list of samples, on a loading thread.
-        pin_memory: Whether CPU batches are in page-locked memory. Where there is no accelerator this does nothing.
+        pin_memory: Whether CPU batches are in page-locked memory. Where there is no CUDA device this does nothing, and
+            says so, once.
         drop_last: Whether an incomplete last batch is left out.
         timeout: Seconds to wait for a batch before :class:`~aioload.errors.LoaderTimeoutError`; 0 waits for ever.
         worker_init_fn: Called with its number in each of the ``num_workers`` threads before its first sample; for an
@@ -72,7 +75,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         persistent_workers: Whether threads outlive a pass. The next pass then begins to load while the present
             one ends, if the sampler is one of torch's. It begins anew if by then a generator, the sampler,
             dataset or collate_fn, or what they are made of, has changed (of large arrays a part is looked at).
-        pin_memory_device: Kept and without effect, as in torch; the current accelerator is used.
+        pin_memory_device: Kept and without effect, as in torch, with a warning; the current accelerator is used.
         in_order: Whether batches come in the sampler's order; ``False`` yields each when it is ready.
         device: Where batches arrive. For a CUDA device the copy runs on a stream of the loader's own, and the
             stream that is current at ``next()`` waits for it, not the host.
@@ -141,12 +144,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
+        check_prefetch_factor(prefetch_factor, num_workers)
         num_concurrent_reads = whole_number("num_concurrent_reads", num_concurrent_reads, 1)
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
-        check_reader(reader, dataset)
-        check_cache(cache, dataset)
+        is_batched = batch_size is not None or batch_sampler is not None
+        check_reader(reader, dataset, batched=is_batched)
+        check_cache(cache, dataset, batched=is_batched)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -187,6 +192,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._latest: resume.Record | None = None  # of the pass that began last, unless an epoch was set since
         self._saved: dict[str, Any] | None = None  # a loaded state that no pass has gone on with yet
         self._epoch_at_load: int | None = None  # the sampler's own
+        self._warned_of_pinning = False
         self._is_fixed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -342,6 +348,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return iter(self)
 
     def _begin(self) -> Pass:
+        check_prefetch_factor(self.prefetch_factor, self.num_workers)  # both may have been set since
+        if not self._warned_of_pinning:
+            warn_of_pinning(self.pin_memory, self.pin_memory_device)
+            self._warned_of_pinning = True
         epoch = epoch_of(self._index_sampler)
         if epoch is not None and epoch != self._epoch_at_load:  # it was set on the sampler
             self._go_over(epoch)

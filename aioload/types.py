@@ -36,7 +36,8 @@ class AsyncDataset(Protocol[T_co]):
 class StagedDataset(Protocol[T_co]):
     """A sample in two stages, so that many reads wait at once while few threads decode.
 
-    It should have ``__len__`` and ``__getitem__`` too, so that other loaders can use it.
+    It should have ``__len__`` and ``__getitem__`` too, so that other loaders can use it. A class below that overrides
+    ``__getitem__`` without defining both stages is asked by ``__getitem__``.
     """
 
     def location(self, index: Any, /) -> Location:

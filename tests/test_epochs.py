@@ -6,12 +6,12 @@ import pickle
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.data
-from outcomes import by_for
 from sampling import Drawing, Items, passes, plain
 from torch.utils.data import BatchSampler, DistributedSampler
 
@@ -300,10 +300,18 @@ def test_multiprocessing_context_is_accepted_with_one_warning() -> None:
         DataLoader(range(4), num_workers=1, multiprocessing_context="no such way")
 
 
-def test_pin_memory_device_is_accepted() -> None:
-    for pin_memory in (False, True):
-        loader = DataLoader(range(4), num_workers=1, pin_memory=pin_memory, pin_memory_device="cuda")
-        assert loader.pin_memory_device == "cuda"
-        if not torch.cuda.is_available():
-            assert [int(batch) for batch in loader] == [0, 1, 2, 3]
-    assert by_for(range(2), pin_memory_device="") == [[0], [1]]
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("pin_memory_device", ["", "cuda"])
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_pinning_warns_as_torch_does_and_once(pin_memory: bool, pin_memory_device: str, num_workers: int) -> None:
+    arguments: Any = {"pin_memory": pin_memory, "pin_memory_device": pin_memory_device}
+    with warnings.catch_warnings(record=True) as theirs:
+        warnings.simplefilter("always")
+        list(torch.utils.data.DataLoader(range(4), **arguments))  # type: ignore[arg-type]
+    messages = [str(each.message) for each in theirs]
+    for begin in (iter, aiter):
+        loader: Any = DataLoader(range(4), num_workers=num_workers, **arguments)
+        assert loader.pin_memory_device == pin_memory_device
+        assert warned(partial(begin, loader)) == messages
+        assert warned(partial(list, loader)) == []
+    assert len(messages) == pin_memory * (bool(pin_memory_device) + (not torch.cuda.is_available()))

@@ -187,6 +187,8 @@ def test_what_cannot_be_set_afterwards(name: str) -> None:
         ({"num_workers": 0, "timeout": 1}, ArgumentError),
         ({"num_concurrent_reads": 0}, ArgumentError),
         ({"num_concurrent_reads": 2.5}, ArgumentError),
+        ({"num_workers": 2, "prefetch_factor": 0}, ArgumentError),
+        ({"prefetch_factor": 0}, ArgumentError),
         ({"no_such_argument": 1}, TypeError),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
@@ -195,6 +197,17 @@ def test_arguments_that_are_not_torchs(arguments: dict[str, Any], kind: type[Exc
     with pytest.raises(kind) as caught:
         DataLoader(range(5), **arguments)
     assert next(reversed(arguments)) in str(caught.value)
+
+
+def test_nothing_ahead_is_refused_also_when_a_pass_begins() -> None:
+    """torch refuses it then and not before."""
+    loader = DataLoader(range(5), num_workers=2)
+    loader.prefetch_factor = 0
+    for begin in (iter, aiter):
+        with pytest.raises(ArgumentError, match="prefetch_factor must be at least 1 where num_workers is 2, got 0"):
+            begin(loader)
+    loader.num_workers, loader.prefetch_factor = 0, None
+    assert [int(batch) for batch in loader] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -1,5 +1,6 @@
 """Batches are made up as torch's DataLoader makes them up: which samples, how many, by which functions."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -171,6 +172,53 @@ def test_datasets_made_of_others(make: Callable[[int], Any]) -> None:
         assert_parity(StackDataset(dataset, Squares(7)), batch_size=batch_size)
         assert_parity(StackDataset(a=dataset, b=Squares(7)), batch_size=batch_size)
         assert_parity(Subset(ConcatDataset([make(2), dataset]), [8, 1]), batch_size=batch_size)
+        stacked: Any = StackDataset(Subset(dataset, range(7)), ConcatDataset([make(3), make(4)]), dataset)
+        assert_parity(Subset(stacked, [5, 0, -1, 2]), batch_size=batch_size)
+        assert_parity(StackDataset(a=StackDataset(dataset), b=stacked), batch_size=batch_size)
+
+
+def test_members_of_a_stack_are_asked_as_torch_asks_them() -> None:
+    class Asked(Squares):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.asked: list[Any] = []
+
+        def __getitem__(self, index: int) -> Any:
+            self.asked.append(index)
+            return super().__getitem__(index)
+
+    class AskedForMany(Asked):
+        def __getitems__(self, indices: Sequence[int]) -> Any:
+            self.asked.append(list(indices))
+            return [Squares.__getitem__(self, index) for index in indices]
+
+    class OwnStack(StackDataset[Any]):
+        def __getitems__(self, indices: Any) -> Any:
+            return [(*sample, "own") for sample in super().__getitems__(indices)]
+
+    def asked(load: Callable[..., Any], stack: Callable[..., Any], **arguments: Any) -> Any:
+        one, many = Asked(), AskedForMany()
+        members = [one, Subset(one, range(4)), many, Subset(StackDataset(many), range(4))]
+        batches = [list(load(stack(member), batch_size=2, **arguments)) for member in members]
+        return [str(batch) for batch in batches], one.asked, many.asked
+
+    for stack in (StackDataset, OwnStack, lambda member: Subset(OwnStack(member), [3, 1])):
+        for num_workers in (0, 1):
+            assert asked(DataLoader, stack, num_workers=num_workers) == asked(torch_loader, stack)
+
+
+def test_samples_of_a_stack_load_side_by_side() -> None:
+    class Meeting(Squares):
+        """Each sample waits for another."""
+
+        barrier = threading.Barrier(2)
+
+        def __getitem__(self, index: int) -> Any:
+            self.barrier.wait(60)
+            return index
+
+    with DataLoader(StackDataset(Meeting(2)), 2, num_workers=2) as loader:
+        assert [batch[0].tolist() for batch in loader] == [[0, 1]]
 
 
 def test_chained_iterables() -> None:

@@ -1,6 +1,7 @@
 """``sample_rng()``: the numbers of a sample depend on the seed, the epoch and its index, and on nothing else."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,42 @@ def test_the_same_numbers_however_samples_are_loaded(name: str, expected: Any, t
     for way in WAYS:
         for got, wanted in zip(passes(dataset, in_order=False, shuffle=True, **way), expected, strict=True):
             assert sorted(got) == wanted, way
+
+
+def stacked() -> dict[str, Any]:
+    """Return datasets made of two that draw, by torch's StackDataset."""
+    drawing: Any = Drawing()
+    whole = torch.utils.data.Subset(drawing, range(SIZE))
+    halves: Any = torch.utils.data.ConcatDataset([torch.utils.data.Subset(drawing, range(SIZE // 2))] * 2)
+    stack: Any = torch.utils.data.StackDataset
+    return {
+        "tuple": stack(drawing, drawing),
+        "dict": stack(a=drawing, b=drawing),
+        "of subsets": stack(whole, torch.utils.data.Subset(whole, range(SIZE))),
+        "of parts": stack(halves, drawing),
+        "of stacks": stack(stack(drawing, whole), stack(a=drawing)),
+        "in a subset": torch.utils.data.Subset(stack(drawing, whole), range(SIZE - 1, -1, -1)),
+    }
+
+
+@pytest.mark.parametrize("name", stacked())
+def test_members_of_a_stack_draw_one_after_the_other(name: str) -> None:
+    dataset = stacked()[name]
+    wanted = passes(Stacked(dataset), num_workers=0)
+    for way, load in itertools.product(WAYS, (passes, passes_of_a_coroutine)):
+        assert load(dataset, **way) == wanted, (way, load)
+    numbers = re.findall(r"\d{5,}", str(wanted))
+    assert len(set(numbers)) == len(numbers) >= 6 * SIZE
+
+
+class Stacked(Drawing):
+    """Asks for single samples."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
 
 
 def test_every_number_is_another(expected: Any) -> None:

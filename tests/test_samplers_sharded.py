@@ -1,5 +1,6 @@
 """Each rank its part: together all of it, each equally much, as torch's DistributedSampler has it."""
 
+import itertools
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -11,7 +12,9 @@ import torch.distributed
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import torch_loader
 
+from aioload import DataLoader
 from aioload.errors import ArgumentError
 from aioload.samplers import ShardedSampler, ShuffleSampler, StratifiedBatchSampler
 from aioload.samplers.sharded import Uneven, process_group
@@ -117,6 +120,175 @@ def test_another_sampler_is_asked_for_no_more_than_is_needed() -> None:
     assert drawn == []
     assert [next(sampler), len(drawn), next(sampler), len(drawn)] == [1, 2, 5, 6]
     assert list(ShardedSampler(Drawn(), 3, 4)) == [3, 7, 1]  # one pass, though it needs the first items once more
+
+
+class Recounting:
+    """Has another order each time it has been passed over, and notes the ends."""
+
+    def __init__(self, size: int = 10) -> None:
+        self.size, self.num_passes = size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        yield from ((index * 3 + self.num_passes) % self.size for index in range(self.size))
+        self.num_passes += 1
+
+
+class Keeping:
+    """Keeps its place in itself, as samplers that can be resumed do."""
+
+    def __init__(self, size: int = 10) -> None:
+        self.size, self.place = size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        while self.place < self.size:
+            self.place += 1
+            yield self.place - 1
+        self.place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.place = state_dict["place"]
+
+
+def drawing() -> Any:
+    return torch.utils.data.RandomSampler(range(10), generator=torch.Generator().manual_seed(3))
+
+
+OTHERS: dict[str, Any] = {
+    "recounting": Recounting,
+    "keeping": Keeping,
+    "random": drawing,
+    "sharded": lambda: ShardedSampler(Recounting(), 0, 1),
+    "random, sharded": lambda: ShardedSampler(drawing(), 0, 1),
+}
+
+
+def loaded(sampler: Any, num_workers: int, **arguments: Any) -> Any:
+    return DataLoader(range(10), None, sampler=sampler, num_workers=num_workers, **arguments)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
+def test_another_sampler_is_passed_over_to_its_end_as_torch_does(make: Any, num_workers: int) -> None:
+    theirs = torch_loader(range(10), batch_size=None, sampler=make())
+    epochs = [list(theirs) for _ in range(3)]
+    assert make in (Keeping,) or len({tuple(epoch) for epoch in epochs}) == 3
+    for world_size, uneven in itertools.product((1, 2, 4, 11), ("pad", "drop")):
+        parts: list[list[Any]] = []
+        for rank in range(world_size):
+            sampler: Any = ShardedSampler(make(), rank, world_size, uneven=uneven)  # type: ignore[arg-type]
+            with loaded(sampler, num_workers) as loader:
+                parts.append([list(loader) for _ in range(3)])
+        for order, epoch in zip(epochs, zip(*parts, strict=True), strict=True):
+            got = list(chain.from_iterable(zip(*epoch, strict=True)))
+            whole = len(order) - len(order) % world_size
+            wanted = order[:whole] if uneven == "drop" else (order * 2)[: -(-len(order) // world_size) * world_size]
+            assert got == wanted, (world_size, uneven)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_pass_that_is_dropped_has_no_end(num_workers: int) -> None:
+    inner = Recounting(1000)
+    dataset: Any = range(1000)
+    with DataLoader(dataset, None, sampler=ShardedSampler(inner, 0, 2), num_workers=num_workers) as loader:
+        batches = iter(loader)
+        assert [next(batches) for _ in range(3)] == [0, 6, 12]
+        del batches
+        assert inner.num_passes == 0
+        assert list(loader)[:3] == [0, 6, 12]
+        assert inner.num_passes == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("make", [Keeping, drawing], ids=["keeping", "random"])
+@pytest.mark.parametrize("uneven", ["pad", "drop"])
+def test_a_loader_resumes_in_the_middle_of_another_sampler(make: Any, uneven: Uneven, num_workers: int) -> None:
+    def new() -> Any:
+        return loaded(ShardedSampler(make(), 1, 3, uneven=uneven), num_workers)
+
+    with new() as loader:
+        epochs = [list(loader) for _ in range(2)]
+    for num_epochs, num_batches in itertools.product(range(2), range(5)):
+        with new() as loader:
+            assert [list(loader) for _ in range(num_epochs)] == epochs[:num_epochs]
+            batches = iter(loader)
+            taken = list(islice(batches, num_batches))
+            state = loader.state_dict()
+        with new() as loader:
+            loader.load_state_dict(state)
+            if len(taken) == num_batches:  # it is not over, though nothing may be left
+                rest = list(loader)
+                assert taken + rest == epochs[num_epochs], (num_epochs, num_batches)
+            if num_epochs == 0:
+                assert list(loader) == epochs[1], num_batches
+
+
+class Fewer(Recounting):
+    """Has fewer items than it says."""
+
+    def __init__(self, size: int, num_items: int) -> None:
+        super().__init__(size)
+        self.num_items = num_items
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.num_items)
+        self.num_passes += 1
+
+
+@deterministic
+@given(st.integers(0, 20), st.integers(0, 20), ranks)
+def test_what_a_sampler_has_is_shared_though_it_is_less_than_it_says(size: int, less: int, world_size: int) -> None:
+    num_items = max(0, size - less)
+    samplers = [Fewer(size, num_items) for _ in range(world_size)]
+    parts = [list(ShardedSampler(sampler, rank, world_size)) for rank, sampler in enumerate(samplers)]
+    padded = list(chain.from_iterable(zip(*parts, strict=True)))
+    assert padded == list(islice(itertools.cycle(range(num_items)), -(-num_items // world_size) * world_size))
+    assert {sampler.num_passes for sampler in samplers} == {1}
+
+
+def test_items_that_turn_out_uneven_are_refused_where_that_is_asked_for() -> None:
+    sampler = ShardedSampler(Fewer(12, 7), 0, 4, uneven="error")
+    with DataLoader(range(12), None, sampler=sampler, num_workers=1) as loader:
+        batches = iter(loader)
+        assert list(islice(batches, 2)) == [0, 4]
+        with pytest.raises(ArgumentError, match="7 items cannot be shared equally among 4 ranks"):
+            next(batches)
+
+
+def test_a_sampler_without_end_is_left_at_its_length() -> None:
+    class Endless(Recounting):
+        def __iter__(self) -> Iterator[int]:
+            for self.latest in itertools.count():
+                yield self.latest
+
+    for world_size, part in ((2, [1, 3, 0]), (5, [1]), (7, [1])):
+        sampler = Endless(5)
+        assert list(ShardedSampler(sampler, 1, world_size)) == part
+        assert sampler.latest == 5
+
+
+def test_an_error_at_the_end_of_another_sampler_is_raised() -> None:
+    error = OSError("at the end")
+
+    class Failing(Recounting):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(self.size)
+            raise error
+
+    for num_workers, world_size in itertools.product((0, 2), (1, 4)):
+        with loaded(ShardedSampler(Failing(), 0, world_size), num_workers) as loader:
+            got, batches = [], iter(loader)
+            with pytest.raises(OSError, match="at the end") as caught:
+                got.extend(batches)
+            assert caught.value is error
 
 
 def test_a_state_of_one_rank_fits_all() -> None:

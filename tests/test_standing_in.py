@@ -323,6 +323,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pinning_is_nothing_where_there_is_nothing_to_pin_for(num_workers: int) -> None:
     pinning = partial(DataLoader, num_workers=num_workers, pin_memory=True)

@@ -26,7 +26,7 @@ from aioload.copier import Copied
 from aioload.engine.position import Place
 from aioload.engine.recipe import Recipe
 from aioload.engine.tolerance import Tolerance, let_go, record_of
-from aioload.errors import ErrorContext, SampleError, describe_sample, is_interrupt, safe_to_raise, strip
+from aioload.errors import ErrorContext, SampleError, context_of, describe_sample, is_interrupt, safe_to_raise, strip
 from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Slot
@@ -104,7 +104,7 @@ class Batch:
     def fail(self, position: int, exc: BaseException, stage: str) -> bool:
         """Note that a sample failed; return whether the batch is complete. The lowest position counts."""
         index = self.indices[position]
-        context = ErrorContext(index, self.recipe.locate(index), stage)
+        context = context_of(exc, index, self.recipe.locate(index), stage)
         if self.recipe.tolerance is not None and isinstance(exc, Exception) and stage != "collate":
             return self._tolerate(position, exc, context, self.recipe.tolerance)
         return self._fail(position, exc, context)
@@ -141,7 +141,7 @@ class Batch:
             if self.state is not BatchState.OPEN:
                 return
             self.state = BatchState.DONE
-            self._set_error(exc, ErrorContext(index, None, stage))
+            self._set_error(exc, context_of(exc, index, None, stage))
         self._on_done(self)
 
     def end(self) -> None:

@@ -27,6 +27,7 @@ from aioload.errors import (
     RunningLoopError,
     SampleError,
     annotate,
+    context_of,
     describe_sample,
     error_context,
     is_interrupt,
@@ -350,7 +351,7 @@ class _Noting:
             return
         where = None if isinstance(self._index, list) else self._source.locate(self._index)
         error = safe_to_raise(exc)
-        annotate(error, ErrorContext(self._index, where, self._stage))
+        annotate(error, context_of(exc, self._index, where, self._stage))
         if error is exc:
             return
         try:

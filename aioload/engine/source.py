@@ -2,7 +2,6 @@
 
 import enum
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from types import CoroutineType
 from typing import Any, Literal
@@ -17,9 +16,10 @@ from aioload.engine.indices import IndexStream
 from aioload.engine.items import Items
 from aioload.engine.pace import Pace
 from aioload.engine.position import Position
+from aioload.engine.protocol import can_locate, gives_many, has_method, is_awaited, is_staged, is_stock
 from aioload.engine.resume import Record
 from aioload.engine.timely import TimelyReads
-from aioload.errors import ArgumentError, DatasetError, is_interrupt
+from aioload.errors import DatasetError, is_interrupt
 from aioload.layout import Layout
 from aioload.leaf import storage_of
 from aioload.readers import LocalReader, Reader, ReadPolicy, SchemeReader, is_async, num_bytes, read_file
@@ -71,7 +71,7 @@ class Source:
     ) -> None:
         self.context, dataset = context, context.dataset
         self.read_policy = read_policy
-        self.samples = _without_subsets(dataset)
+        self.samples = _without_subsets(dataset, batched=batched)
         """What ``[index]``, ``location`` and ``decode`` are asked of."""
         self.kind = _kind_of(self.samples, reader, batched=batched, by_rows=by_rows)
         self.read: Callable[[Any], Any] = read_file if reader is not None else default_reader.beside(read_file)
@@ -83,7 +83,7 @@ class Source:
         if cache is not None:
             cached = CachedReads(cache, self.read, self.size_of, tally)
             self.read, self.size_of = cached.read_async if self.kind is Kind.AWAITED else cached.read, len
-        self._has_location = self.kind is not Kind.ITERABLE and _is_method(self.samples, "location")
+        self._has_location = self.kind is not Kind.ITERABLE and can_locate(self.samples)
         self._items = items
         if self.kind is Kind.TAKE:
             self._arrays = [storage_of(tensor) for tensor in dataset.tensors]
@@ -193,10 +193,11 @@ class _Subset:
     Its own ``__getitems__`` would load a whole batch one sample after the other, and hide the stages.
     """
 
-    def __init__(self, dataset: Any, index_maps: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, dataset: Any, index_maps: Sequence[Sequence[Any]], *, batched: bool) -> None:
         self.dataset, self._index_maps = dataset, index_maps
-        for name in ("location", "decode"):
-            if not _is_method(dataset, name):
+        there = {"location": can_locate(dataset), "decode": is_staged(dataset, batched=batched)}
+        for name in there:
+            if not there[name]:
                 setattr(self, name, None)
 
     def __getitem__(self, index: Any) -> Any:
@@ -219,16 +220,14 @@ class _AsyncSubset(_Subset):
         return await self.dataset[self._translate(index)]
 
 
-def _without_subsets(dataset: Any) -> Any:
+def _without_subsets(dataset: Any, *, batched: bool) -> Any:
     inner, index_maps = dataset, []
-    while type(inner) is torch_data.Subset:
+    while is_stock(inner, torch_data.Subset):
         index_maps.append(inner.indices)
         inner = inner.dataset
-    if not index_maps or _is_method(inner, "__getitems__"):
+    if not index_maps or gives_many(inner, batched=batched):
         return dataset
-    if _is_awaited(inner):
-        return _AsyncSubset(inner, index_maps)
-    return _Subset(inner, index_maps)
+    return (_AsyncSubset if is_awaited(inner) else _Subset)(inner, index_maps, batched=batched)
 
 
 def refuse_coroutine(sample: Any, dataset: Any, method: str) -> None:
@@ -248,67 +247,19 @@ def refuse_coroutine(sample: Any, dataset: Any, method: str) -> None:
 
 def kind_of(dataset: Any, reader: Reader | None, *, batched: bool, by_rows: bool) -> Kind:
     """Return how samples will come out of ``dataset``, read by ``reader`` where they have to be read."""
-    return _kind_of(_without_subsets(dataset), reader, batched=batched, by_rows=by_rows)
-
-
-def check_reader(reader: Any, dataset: Any) -> None:
-    """Refuse a reader that nothing can be read with, or that there is nothing to read for.
-
-    Raises:
-        ArgumentError: ``reader`` has no ``read``, or ``dataset`` not the two methods that it comes between.
-    """
-    if reader is None:
-        return
-    if isinstance(reader, type) or not _is_method(reader, "read"):
-        message = f"reader must be an object with a method read(location, offset=0, length=None), got {reader!r}"
-        raise ArgumentError(message)
-    _check_staged(dataset, f"reader={reader!r}", "reads in between")
-
-
-def check_cache(cache: Any, dataset: Any) -> None:
-    """Refuse a cache that nothing can be looked for in, or that there is nothing to look for in.
-
-    Raises:
-        ArgumentError: ``cache`` has no ``get`` and ``put``, or ``dataset`` not the two methods that it comes between.
-    """
-    if cache is None:
-        return
-    if isinstance(cache, type) or not (_is_method(cache, "get") and _is_method(cache, "put")):
-        message = (
-            "cache must be a DiskCache, a MemoryCache or an object with the methods get(location) and "
-            f"put(location, data), got {cache!r}"
-        )
-        raise ArgumentError(message)
-    _check_staged(dataset, f"cache={cache!r}", "keeps what is read in between")
-
-
-def _check_staged(dataset: Any, argument: str, does: str) -> None:
-    inner = _without_subsets(dataset)
-    if isinstance(dataset, torch_data.IterableDataset):
-        what = "which is iterated over"
-    elif _is_awaited(inner):
-        what = "whose __getitem__ is async and reads by itself"
-    elif not (_is_method(inner, "location") and _is_method(inner, "decode")):
-        what = "which lacks one of them"
-    else:
-        return
-    message = (
-        f"{argument} is for a dataset with location(index) and decode(data, index), and {does}; "
-        f"got {type(dataset).__name__}, {what}. Leave it out."
-    )
-    raise ArgumentError(message)
+    return _kind_of(_without_subsets(dataset, batched=batched), reader, batched=batched, by_rows=by_rows)
 
 
 def _kind_of(dataset: Any, reader: Reader | None, *, batched: bool, by_rows: bool) -> Kind:
     if isinstance(dataset, torch_data.IterableDataset):
         return Kind.ITERABLE
-    if _is_awaited(dataset):
+    if is_awaited(dataset):
         return Kind.ASYNC
-    if _is_method(dataset, "location") and _is_method(dataset, "decode"):
+    if is_staged(dataset, batched=batched):
         return Kind.AWAITED if reader is not None and is_async(reader) else Kind.STAGED
     if batched and by_rows and _can_take(dataset):
         return Kind.TAKE
-    if batched and _is_method(dataset, "__getitems__"):
+    if gives_many(dataset, batched=batched):
         return Kind.MANY
     if not hasattr(type(dataset), "__getitem__"):
         message = (
@@ -319,17 +270,9 @@ def _kind_of(dataset: Any, reader: Reader | None, *, batched: bool, by_rows: boo
     return Kind.SINGLE
 
 
-def _is_awaited(dataset: Any) -> bool:
-    return inspect.iscoroutinefunction(getattr(type(dataset), "__getitem__", None))
-
-
-def _is_method(dataset: Any, name: str) -> bool:
-    return callable(getattr(dataset, name, None))
-
-
 def _can_take(dataset: Any) -> bool:
     stock: Callable[..., Any]
-    if _is_method(dataset, "__getitems__"):
+    if has_method(dataset, "__getitems__"):
         return False
     for cls in (TensorDataset, torch_data.TensorDataset):
         stock = cls.__getitem__

@@ -1,8 +1,10 @@
 """ShardedSampler: one rank's part of what another sampler yields."""
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import chain, islice
+from itertools import chain, count, islice
+from operator import itemgetter
 from typing import Any, Literal, get_args
 
 import torch.distributed
@@ -48,8 +50,8 @@ class ShardedSampler(SeekableSampler[Any]):
     a batch sampler too. A saved state fits any rank: all are equally far.
 
     Epochs and positions are counted here, from 0 on; those of a sampler of ours are neither used nor moved, and
-    beginning anywhere takes no longer than it does there. Any other sampler is passed over from the start, after
-    ``set_epoch`` if it has that; it must yield the same items on each rank, which torch's ``RandomSampler`` does
+    beginning anywhere takes no longer than it does there. Any other sampler is passed over from its start to its end,
+    after ``set_epoch`` if it has that; it must yield the same items on each rank, which torch's ``RandomSampler`` does
     only with a generator that each rank has seeded alike.
 
     Args:
@@ -94,22 +96,16 @@ class ShardedSampler(SeekableSampler[Any]):
     def __len__(self) -> int:
         """Return the number of items of each rank."""
         num_items = len(self.sampler)
-        if self.uneven == "error" and num_items % self.world_size:
-            msg = (
-                f"{num_items} items cannot be shared equally among {self.world_size} ranks; "
-                "choose uneven='drop' or uneven='pad', or another number of samples or ranks"
-            )
-            raise ArgumentError(msg)
+        self._check_evenness(num_items)
         return num_items // self.world_size if self.uneven == "drop" else -(-num_items // self.world_size)
 
     def blocks(self, epoch: int, positions: range) -> Iterator[Sequence[Any]]:
         """Yield this rank's items at ``positions`` of an epoch, one at a time where the sampler is not ours."""
+        if must_pass_over(self.sampler):
+            yield from self._passed_over(epoch, positions)
+            return
         num_items = len(self.sampler)
-        mine = range(
-            self.rank + positions.start * self.world_size,
-            self.rank + positions.stop * self.world_size,
-            positions.step * self.world_size,
-        )
+        mine = self._places(positions)
         inside = mine[: len(range(mine.start, min(mine.stop, num_items), mine.step))]
         again = [place % num_items for place in mine[len(inside) :]]  # one at most
         if isinstance(self.sampler, SeekableSampler):
@@ -117,10 +113,11 @@ class ShardedSampler(SeekableSampler[Any]):
             for place in again:
                 yield from self.sampler.blocks(epoch, range(place, place + 1))
             return
-        items, first = self._opened(epoch, min(inside.start, num_items), max(again, default=-1) + 1)
+        items = self.sampler.iter_from(epoch, min(inside.start, num_items))
         for item in islice(items, 0, len(inside) and inside[-1] + 1 - inside.start, mine.step):
             yield (item,)
-        yield [first[place] for place in again]
+        for place in again:
+            yield list(islice(self.sampler.iter_from(epoch, place), 1))
 
     def fingerprint(self) -> dict[str, JSON]:
         """Return the arguments but the rank; of a sampler that has no fingerprint, its class and length."""
@@ -135,15 +132,65 @@ class ShardedSampler(SeekableSampler[Any]):
             "sampler": inner,
         }
 
-    def _opened(self, epoch: int, start: int, num_first: int) -> tuple[Iterator[Any], list[Any]]:
-        """Return the sampler's items from ``start`` on, and the first ``num_first``, which padding repeats."""
+    def _passed_over(self, epoch: int, positions: range) -> Iterator[Sequence[Any]]:
+        """As :meth:`blocks`, in one pass over the sampler, from its start and to its end.
+
+        The end is asked for, as a loader does: that is where samplers count their passes, or set their place back.
+        What comes after as many items as the sampler says it has is left alone: it may never end.
+        """
+        num_items, num_passed, first = len(self.sampler), count(), list[Any]()
+        items = self._opened(epoch)
+        within = islice(items, num_items)
+        noted = chain(_noting(islice(within, self.world_size), first), within)  # what padding may repeat
+        passed = map(itemgetter(0), zip(noted, num_passed, strict=False))
+        mine = self._places(positions)
+        last = mine[-1] if mine else -1
+        for item in islice(passed, mine.start, max(min(last + 1, num_items), mine.start), mine.step):
+            yield (item,)
+        if positions.stop < len(self):
+            return
+        deque(passed, maxlen=0)
+        num_found = next(num_passed)
+        if num_found == num_items:
+            next(items, None)
+        self._check_evenness(num_found)
+        num_rounds = -(-num_found // self.world_size)
+        place = self.rank + (num_rounds - 1) * self.world_size
+        if self.uneven == "pad" and num_rounds - 1 in positions and place >= num_found:
+            yield (first[place % num_found],)
+
+    def _opened(self, epoch: int) -> Iterator[Any]:
         if isinstance(self.sampler, Seekable):
-            return self.sampler.iter_from(epoch, start), list(islice(self.sampler.iter_from(epoch, 0), num_first))
+            return self.sampler.iter_from(epoch, 0)
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
-        items = iter(self.sampler)
-        first = list(islice(items, num_first))
-        return islice(chain(first, items), start, None), first
+        return iter(self.sampler)
+
+    def _places(self, positions: range) -> range:
+        """Return which of the sampler's items these are; beyond its last one, those that repeat the first."""
+        step = self.world_size
+        return range(self.rank + positions.start * step, self.rank + positions.stop * step, positions.step * step)
+
+    def _check_evenness(self, num_items: int) -> None:
+        if self.uneven == "error" and num_items % self.world_size:
+            msg = (
+                f"{num_items} items cannot be shared equally among {self.world_size} ranks; "
+                "choose uneven='drop' or uneven='pad', or another number of samples or ranks"
+            )
+            raise ArgumentError(msg)
+
+
+def _noting(items: Iterable[Any], noted: list[Any]) -> Iterator[Any]:
+    for item in items:
+        noted.append(item)
+        yield item
+
+
+def must_pass_over(sampler: object) -> bool:
+    """Whether items cannot be asked for by position: those of a sampler that is not ours, itself or sharded."""
+    while isinstance(sampler, ShardedSampler):
+        sampler = sampler.sampler
+    return not isinstance(sampler, Seekable)
 
 
 def stands_for_indices(sampler: object) -> bool:
