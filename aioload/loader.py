@@ -20,7 +20,7 @@ from aioload.arguments import (
 )
 from aioload.copier import resolve_device
 from aioload.engine import aside, resume
-from aioload.engine.epochs import Epochs, epoch_of, innermost
+from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
 from aioload.engine.replay import put_back_epochs
@@ -175,7 +175,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._errors = ErrorLog()
         self._runtimes: dict[int, Runtime] = {}  # by process: a forked child makes its own
         self._epochs = Epochs()
-        self._epoch_was_set = False
+        self._epoch_told: int | None = None  # to the dataset, by set_epoch
         self._latest: resume.Record | None = None  # of the pass that began last, unless an epoch was set since
         self._saved: dict[str, Any] | None = None  # a loaded state that no pass has gone on with yet
         self._epoch_at_load: int | None = None  # the sampler's own
@@ -268,7 +268,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """
         epoch = whole_number("epoch", epoch, 0)
         self._tell_epoch(epoch)
-        self._latest, self._epoch_was_set = None, True
+        self._latest = None
         self._go_over(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -310,9 +310,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 lists the differences. It is a ``ValueError``.
         """
         saved = resume.checked(state_dict, self._fits())
-        if saved.get("epoch_was_set"):
-            self._tell_epoch(saved["epoch"])
-            self._epoch_was_set = True
+        if "epoch_told" in saved:
+            self._tell_epoch(saved["epoch_told"])  # which may be that of an earlier pass
+            if (seekable := seekable_in(self._index_sampler)) is not None:
+                seekable.set_epoch(saved["epoch"])
         if resume.is_start(saved):
             put_back_epochs(self._index_sampler, saved["sampler"])
         self._saved, self._latest = saved, None
@@ -358,6 +359,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         sampler = self._index_sampler
         inner = innermost(sampler)
         self._epochs.set(epoch, *([inner] if inner is sampler else [inner, sampler]), self.dataset)
+        self._epoch_told = epoch
 
     def _fits(self) -> dict[str, Any]:
         found: dict[str, Any] = resume.what_must_fit(
@@ -372,8 +374,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return found
 
     def _completed(self, state: dict[str, Any]) -> dict[str, Any]:
-        if self._epoch_was_set:
-            state["epoch_was_set"] = True
+        if self._epoch_told is not None:
+            state["epoch_told"] = self._epoch_told
         return resume.completed(state, self._fits())
 
     def _runtime(self) -> Runtime:
