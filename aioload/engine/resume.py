@@ -82,6 +82,7 @@ def what_must_fit(
         fits["dataset_length"] = length_of(dataset)
         fits["sampler"] = _fingerprint_of(sampler)
     fits["num_generators"] = len(cursor_for(sampler, generator).generators)
+    fits["has_generator"] = generator is not None  # which a sampler may share
     return fits | others
 
 
