@@ -83,7 +83,8 @@ def test_a_generator_that_others_draw_from_too_comes_back(name: str, num_workers
 
 def test_it_comes_back_after_a_second_cut_as_well() -> None:
     expected = list(Recipe(1, SHARED["shuffled"], validates=True).epochs(3))
-    state, got = None, []
+    state: Any = None
+    got: list[Any] = []
     for _ in range(6):  # three batches each time
         recipe = Recipe(1, SHARED["shuffled"], validates=True)
         if state is not None:
