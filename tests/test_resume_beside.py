@@ -85,14 +85,14 @@ def test_it_comes_back_after_a_second_cut_as_well() -> None:
     expected = list(Recipe(1, SHARED["shuffled"], validates=True).epochs(3))
     state: Any = None
     got: list[Any] = []
-    for _ in range(6):  # three batches each time
+    for _ in range(12):  # one batch each time
         recipe = Recipe(1, SHARED["shuffled"], validates=True)
         if state is not None:
             recipe.train.load_state_dict(state)
-        got += itertools.islice(recipe.epochs(2, len(got) % 6), 3)
+        got += itertools.islice(recipe.epochs(3, len(got) % 6), 1)
         state = through_json(recipe.train.state_dict())
         recipe.train.close()
-    assert got == expected
+    assert got == expected[:12]
 
 
 def test_drawing_between_iter_and_the_first_batch() -> None:

@@ -236,9 +236,8 @@ class Runtime:
                 return run, crew
             run.close()
             self._wasted_lookahead = saved is None
-        keeps_seed = crew is not None and (
-            saved is None or "base_seed" in saved
-        )  # else it was saved before any was drawn
+        # Without one, the state is from before any was drawn.
+        keeps_seed = crew is not None and (saved is None or "base_seed" in saved)
         stream = self._stream(epoch, saved, self._kept.base_seed if keeps_seed else None)
         source = self._source(stream, saved, first=crew is None)
         if crew is None:
