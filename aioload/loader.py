@@ -23,7 +23,7 @@ from aioload.arguments import (
 from aioload.cache import Cache
 from aioload.copier import resolve_device
 from aioload.engine import aside, resume
-from aioload.engine.epochs import Epochs, epoch_of, innermost
+from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
 from aioload.engine.protocol import check_cache, check_reader
@@ -188,7 +188,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._errors = ErrorLog()
         self._runtimes: dict[int, Runtime] = {}  # by process: a forked child makes its own
         self._epochs = Epochs()
-        self._epoch_was_set = False
+        self._epoch_told: int | None = None  # to the dataset, by set_epoch
         self._latest: resume.Record | None = None  # of the pass that began last, unless an epoch was set since
         self._saved: dict[str, Any] | None = None  # a loaded state that no pass has gone on with yet
         self._epoch_at_load: int | None = None  # the sampler's own
@@ -283,7 +283,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """
         epoch = whole_number("epoch", epoch, 0)
         self._tell_epoch(epoch)
-        self._latest, self._epoch_was_set = None, True
+        self._latest = None
         self._go_over(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -292,8 +292,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         It counts the batches that have been handed out; what was loaded ahead of them will be loaded again. To be
         called between two ``next()``, or between epochs: then it is the start of the next one. It can be written as
         JSON, unless a sampler or dataset with a ``state_dict`` of its own puts something else into it, and takes a few
-        hundred bytes for aioload's samplers and torch's; about 3 KB more for each ``torch.Generator`` that has been
-        drawn from.
+        hundred bytes for aioload's samplers and torch's; about 4.3 KB more for each ``torch.Generator`` that has been
+        drawn from, twice that where others draw from it too.
 
         torch's global generator is not in it. Where epochs are shuffled by it (no ``seed``, no ``generator``), the
         order of this epoch comes back, and that of later ones if you save ``torch.get_rng_state()`` as well.
@@ -322,12 +322,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
         Raises:
             StateError: The state does not fit (another length of the dataset, batch size, sampler, seed); the message
-                lists the differences. It is a ``ValueError``.
+                lists the differences. It is a ``ValueError``. ``iter()`` raises it where a sampler that is neither ours
+                nor torch's draws other indices than it did before.
         """
         saved = resume.checked(state_dict, self._fits())
-        if saved.get("epoch_was_set"):
-            self._tell_epoch(saved["epoch"])
-            self._epoch_was_set = True
+        if "epoch_told" in saved:
+            self._tell_epoch(saved["epoch_told"])  # which may be that of an earlier pass
+            if (seekable := seekable_in(self._index_sampler)) is not None:
+                seekable.set_epoch(saved["epoch"])
         if resume.is_start(saved):
             put_back_epochs(self._index_sampler, saved["sampler"])
         self._saved, self._latest = saved, None
@@ -377,6 +379,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         sampler = self._index_sampler
         inner = innermost(sampler)
         self._epochs.set(epoch, *([inner] if inner is sampler else [inner, sampler]), self.dataset)
+        self._epoch_told = epoch
 
     def _fits(self) -> dict[str, Any]:
         found: dict[str, Any] = resume.what_must_fit(
@@ -391,8 +394,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return found
 
     def _completed(self, state: dict[str, Any]) -> dict[str, Any]:
-        if self._epoch_was_set:
-            state["epoch_was_set"] = True
+        if self._epoch_told is not None:
+            state["epoch_told"] = self._epoch_told
         return resume.completed(state, self._fits())
 
     def _runtime(self) -> Runtime:

@@ -31,8 +31,12 @@ class Cursor(Protocol):
         """Return the entries, or those after the first ``done`` of them, by what :meth:`state` returned then."""
         ...
 
-    def mark(self) -> Any:
-        """Return what belongs to the place behind the entry that was drawn last, if that must be kept."""
+    def seeded(self) -> None:
+        """Note that the base seed has been drawn, if one is: from now on only the sampler draws."""
+        ...
+
+    def mark(self, entry: Any) -> Any:
+        """Return what belongs to the place behind ``entry``, the one drawn last, if that must be kept."""
         ...
 
     def state(self, done: int, num_asked: int, mark: Any) -> dict[str, Any]:
@@ -70,7 +74,10 @@ class SeekCursor:
             return _lazily(indices)
         return iter(BatchSampler(indices, self._batches.batch_size, self._batches.drop_last))
 
-    def mark(self) -> None:
+    def seeded(self) -> None:
+        """See :class:`Cursor`."""
+
+    def mark(self, entry: Any) -> None:
         """See :class:`Cursor`."""
 
     def state(self, done: int, num_asked: int, mark: Any) -> dict[str, Any]:
@@ -117,11 +124,18 @@ class StatefulCursor:
             self._owner = entries
             if saved is not None:
                 entries.load_state_dict(copy.deepcopy(saved["state"]))  # type: ignore[attr-defined]
-        self._first = self.mark()
+        self._first = self.own_state()
         return entries
 
-    def mark(self) -> Any:
+    def seeded(self) -> None:
         """See :class:`Cursor`."""
+
+    def mark(self, entry: Any) -> Any:
+        """See :class:`Cursor`."""
+        return self.own_state()
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the state as it is."""
         assert self._owner is not None
         mark = {"state": copy.deepcopy(self._owner.state_dict())}  # it may go on changing
         return {**mark, "ended": True} if self._ended else mark
@@ -132,7 +146,7 @@ class StatefulCursor:
 
     def state_at_start(self) -> dict[str, Any]:
         """See :class:`Cursor`."""
-        return {**self.mark(), **present(self.generators)}
+        return {**self.own_state(), **present(self.generators)}
 
     def _opened(self) -> Iterator[Any]:
         if self._owner is self._sampler or type(self._sampler) is not BatchSampler:

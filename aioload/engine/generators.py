@@ -25,7 +25,7 @@ def in_state(state: torch.Tensor) -> torch.Generator:
 
 
 def encoded(state: torch.Tensor) -> int | str:
-    """Return a generator's state for JSON: its seed, if nothing has been drawn yet, or about 3 KB of text."""
+    """Return a generator's state for JSON: its seed, if nothing has been drawn yet, or about 4.3 KB of text."""
     generator = in_state(state)
     fresh = torch.Generator().manual_seed(generator.initial_seed())
     if torch.equal(fresh.get_state(), state):

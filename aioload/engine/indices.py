@@ -71,6 +71,7 @@ class IndexStream:
             annotate(exc, ErrorContext(None, None, "sampler"))
             raise
         self.base_seed = draw_base_seed(generator) if base_seed is None else base_seed
+        self._cursor.seeded()
 
     def draw(self, *, batched: bool) -> list[Any]:
         """Return the indices of the next batch; one where samples are not ``batched``.
@@ -87,9 +88,10 @@ class IndexStream:
                 raise
             number, self._next = self._next, self._next + 1
             self._num_asked = max(self._num_asked, self._next)
+            mark = self._cursor.mark(entry)
             if number not in self._skipped:
                 break
-        self.place = Place(0, number, self._cursor.mark())
+        self.place = Place(0, number, mark)
         if not batched:
             return [entry]
         try:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any
@@ -62,11 +63,11 @@ class InlineRun:
         copier: Copier | None,
         tally: Tally,
         pace: Pace,
-        num_yielded: int = 0,
+        saved: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings, self._source, self._stream = settings, source, stream
         self._portal, self._copier, self._tally = portal, copier, tally
-        self.record = source.record(stream, num_yielded)
+        self.record = source.record(stream, 0 if saved is None else saved["num_yielded"])
         """How far the consumer is; it may outlive the run."""
         self.delivered = 0
         self.closed = False
@@ -74,7 +75,8 @@ class InlineRun:
         self._lock = threading.Lock()  # one thread at a time draws indices
         self._undone: deque[Drawn] = deque()  # of calls that were interrupted
         self._stream_error: BaseException | None = None
-        self._losses = Losses(settings.tolerance)
+        self.record.position.num_errors = 0 if saved is None else saved.get("num_errors", 0)
+        self._losses = Losses(settings.tolerance, self.record.position)
         self._read_patiently = source.patient(pace, tally)
 
     def start(self) -> None:
@@ -242,7 +244,7 @@ class InlineRun:
         self.record.position.is_over = True
         error, self._stream_error = self._stream_error, None
         if error is None:
-            self._losses.check_end(self.record.position.num_yielded)
+            self._losses.check_end()
             return Answer.OVER
         annotate(error, ErrorContext(None, None, "sampler"))
         try:

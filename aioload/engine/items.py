@@ -79,6 +79,7 @@ class Lane:
         self._error: BaseException | None = None
         self._errors: list[int] = list(saved.get("errors", ()))  # after how many items each has been raised
         self._kept: list[Any] = []  # the items of a call that was interrupted
+        self._latest: Mapping[str, Any] = saved  # what the place behind the latest batch is marked by
         if self.ended and "dataset" in saved:  # nobody will ask the lane, but the next pass may depend on it
             context.dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
 
@@ -121,8 +122,9 @@ class Lane:
                 self.place_of_error()
                 continue
             number, self._num_taken = self._num_taken, self._num_taken + 1
+            mark = self._mark() if self._error is None else self._mark_before_error(len(items))
             if number not in self._skipped:
-                return items, self.position - len(items), Place(self.number, number, self._mark())
+                return items, self.position - len(items), Place(self.number, number, mark)
 
     def place_of_error(self) -> Place:
         """Return the place of the batch that :meth:`take` has raised an error for."""
@@ -180,17 +182,24 @@ class Lane:
             if items is dataset and self._worker is not None and self._context.num_workers == 1:
                 items = iter(_fresh(items))  # where there are several lanes, it is a copy already
             if "iterator" in saved:
+                if not has_state(items):
+                    message = (
+                        f"The state holds one of an iterator over the dataset, and {type(items).__name__} has no "
+                        "load_state_dict. Give it the dataset that it had when the state was saved."
+                    )
+                    raise StateError(message)
                 items.load_state_dict(copy.deepcopy(saved["iterator"]))  # type: ignore[attr-defined]
             self.start.known = self._mark_of(items)
-        num_items = saved.get("num_items", 0)
+        num_items, num_again = saved.get("num_items", 0), saved.get("num_again", 0)
         if "dataset" not in saved and "iterator" not in saved:
-            items = self._passed_over(items, num_items, list(saved.get("errors", ())))
+            items = self._passed_over(items, 0, num_items, list(saved.get("errors", ())))
+        elif num_again:
+            items = self._passed_over(items, num_items - num_again, num_items, [])
         HERE.set([self._context, num_items, _ITEM, self._worker, None])
         return items
 
-    def _passed_over(self, items: Iterator[Any], num_items: int, errors: list[int]) -> Iterator[Any]:
-        """Return ``items`` behind what was handed out: so many of them, and the errors, if they come again."""
-        position = 0
+    def _passed_over(self, items: Iterator[Any], position: int, num_items: int, errors: list[int]) -> Iterator[Any]:
+        """Return ``items`` behind what was handed out: ``num_items`` in all, and the errors, if they come again."""
         while position < num_items or errors:
             HERE.set([self._context, position, _ITEM, self._worker, None])
             try:
@@ -215,7 +224,16 @@ class Lane:
         return items
 
     def _mark(self) -> dict[str, Any]:
-        return self._mark_of(self._items) | {"ended": self.ended}
+        mark = self._latest = self._mark_of(self._items) | {"ended": self.ended}
+        return mark
+
+    def _mark_before_error(self, num_again: int) -> dict[str, Any]:
+        """Return a mark from which the error, of which the dataset's own state is behind, comes again."""
+        mark, before = self._mark_of(self._items), self._latest or self.start.known
+        if "iterator" not in mark and "dataset" not in mark:
+            return mark | {"ended": self.ended}
+        kept = {name: before[name] for name in ("iterator", "dataset") if name in before}
+        return {"num_items": self.position, **kept, "num_again": before.get("num_again", 0) + num_again}
 
     def _mark_of(self, items: Iterator[Any] | None) -> dict[str, Any]:
         mark: dict[str, Any] = {"num_items": self.position}

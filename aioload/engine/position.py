@@ -62,12 +62,16 @@ class Position:
     Args:
         lanes: Where each lane begins.
         num_yielded: Batches handed out in this epoch before.
+
+    Attributes:
+        num_errors: Samples that this epoch went without so far.
     """
 
     def __init__(self, lanes: Sequence[Progress], num_yielded: int = 0, latest_lane: int = -1) -> None:
         self.lanes = list(lanes)
         self.num_yielded = num_yielded
         self.latest_lane = latest_lane
+        self.num_errors = 0
         self.is_over = False
 
     def add(self, place: Place | None) -> None:

@@ -95,8 +95,8 @@ def check_cache(cache: Any, dataset: Any, *, batched: bool) -> None:
     """Refuse a cache that nothing can be looked for in, or that there is nothing to look for in.
 
     Raises:
-        ArgumentError: ``cache`` has no ``get`` and ``put``, or ``dataset`` not the two methods that it comes between, or
-            another that is called in their place.
+        ArgumentError: ``cache`` has no ``get`` and ``put``, or ``dataset`` not the two methods that it comes between,
+            or another that is called in their place.
     """
     if cache is None:
         return

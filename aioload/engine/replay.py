@@ -1,8 +1,10 @@
 """Replay: over samplers that can only be passed over from the start, a pass that draws the same entries again."""
 
+import contextlib
 import copy
 import enum
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +31,11 @@ from aioload.engine.generators import (
     in_state,
     put_back,
 )
+from aioload.engine.sharing import Sharing
+from aioload.errors import ArgumentError, StateError
 from aioload.samplers import Seekable, ShardedSampler
+from aioload.samplers.fingerprints import checksum, length_of
+from aioload.samplers.sharded import process_group
 
 _DRAW_AT_FIRST = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAW_NOTHING = (list, tuple, range, SequentialSampler, DistributedSampler, _InfiniteConstantSampler)
@@ -63,6 +69,13 @@ class ReplayCursor:
         self._before: dict[str, Any] = {}
         self._global: torch.Tensor | None = None
         self._stateful: StatefulCursor | None = None
+        self._sharing = Sharing(self.generators)
+        self._draws_in_parts = _draws_in_parts(self._base)
+        self._is_unknown = self._global_use is GlobalUse.UNKNOWN
+        self._sums_up = self._is_unknown or self._draws_in_parts
+        self._ranks = _ranks_of(links) if self._sums_up else []
+        self._num_drawn = 0
+        self._sum = self._sum_at_begin = 0  # of the entries drawn, and of those before the pass went on here
 
     def begin(self, saved: Saved | None, done: int) -> Iterator[Any]:
         """See :class:`~aioload.engine.cursors.Cursor`."""
@@ -70,18 +83,33 @@ class ReplayCursor:
             self._put_back(saved)
         self._before = self.state_at_start()
         if saved is not None and "num_asked" in saved:
-            return self._again(saved, done)
-        if self._global_use is GlobalUse.UNKNOWN:
+            return self._watched(self._again(saved, done), max(0, saved["num_asked"] - done))
+        if self._is_unknown:
             self._global = torch.default_generator.get_state()
         entries = self._open(self._sampler)
+        if saved is not None and "state" in saved and not has_state(entries):
+            message = (
+                f"The state holds one of the sampler's iterator, and {type(entries).__name__} has no load_state_dict. "
+                "Give the loader the sampler that it had when the state was saved."
+            )
+            raise StateError(message)
         if has_state(entries):
             self._stateful = StatefulCursor(self._sampler, self.generators)
-            self._stateful.follow(entries, saved if saved is not None and "state" in saved else None)
-        return self._noting(entries) if self._global_use is GlobalUse.AT_FIRST else entries
+            return self._stateful.follow(entries, saved if saved is not None and "state" in saved else None)
+        return self._watched(self._noting(entries) if self._global_use is GlobalUse.AT_FIRST else entries, 0)
 
-    def mark(self) -> Any:
+    def seeded(self) -> None:
         """See :class:`~aioload.engine.cursors.Cursor`."""
-        return None if self._stateful is None else self._stateful.mark()
+        self._sharing.leave()
+
+    def mark(self, entry: Any) -> Any:
+        """See :class:`~aioload.engine.cursors.Cursor`."""
+        if self._stateful is not None:
+            return self._stateful.mark(entry)
+        if not self._sums_up:
+            return None
+        self._sum = checksum(entry, self._sum)
+        return self._sum
 
     def state(self, done: int, num_asked: int, mark: Any) -> dict[str, Any]:
         """See :class:`~aioload.engine.cursors.Cursor`."""
@@ -90,7 +118,9 @@ class ReplayCursor:
         state = {"num_asked": 0 if self._is_endless else num_asked, "seeds": self._seeds, **copy.deepcopy(self._before)}
         if self._global is not None:
             state["global_generator"] = encoded(self._global)
-        return state
+        if self._sums_up and done:
+            state["drawn"] = {"sum": self._sum_at_begin if mark is None else mark, "ranks": self._ranks}
+        return state | self._sharing.state()
 
     def state_at_start(self) -> dict[str, Any]:
         """See :class:`~aioload.engine.cursors.Cursor`."""
@@ -129,6 +159,32 @@ class ReplayCursor:
             if state is not None:
                 link.load_state_dict(copy.deepcopy(state))
 
+    def _watched(self, entries: Iterator[Any], num_known: int) -> Iterator[Any]:
+        """Return ``entries``, of which so many have been drawn already, and see who else draws while they are drawn."""
+        return self._watching(entries, num_known) if self.generators else entries
+
+    def _watching(self, entries: Iterator[Any], num_known: int) -> Iterator[Any]:
+        yield from itertools.islice(entries, num_known)
+        always, last = self._is_unknown or self._draws_in_parts, length_of(self._sampler)
+        for number in itertools.count(self._num_drawn):
+            may_draw = always or number == 0 or last is None or number >= last - 1  # to find the end, some draw more
+            if may_draw and self._sharing.has_moved():
+                self._note_others(number)
+            try:
+                entry = next(entries)
+            except StopIteration:
+                return
+            finally:
+                if may_draw:
+                    self._sharing.leave()
+            yield entry
+
+    def _note_others(self, number: int) -> None:
+        self._sharing.is_shared = number > 0 or self._is_unknown
+        if not self._sharing.is_shared:  # nothing has been drawn yet, so that the pass begins only now
+            self._before |= present(self.generators)
+            self._seeds = False
+
     def _again(self, saved: Saved, done: int) -> Iterator[Any]:
         """Return the entries after the first ``done`` of a pass that began elsewhere."""
         sampler = self._sampler
@@ -138,10 +194,32 @@ class ReplayCursor:
             entries = self._open(sampler)
             if self._seeds and (self._loaders is not None or self._global_use is GlobalUse.UNKNOWN):
                 draw_base_seed(self._loaders)  # as it was drawn then, so that what follows is the same
-            drawn = list(itertools.islice(itertools.islice(entries, saved["num_asked"]), done, None))
+            again = itertools.islice(entries, saved["num_asked"])
+            for entry in itertools.islice(again, done):
+                self.mark(entry)
+            drawn = list(again)
+            left = [each.get_state() for each in self.generators]  # the global one may be among them
+        self._sum_at_begin, self._num_drawn = self._sum, saved["num_asked"]
+        self._check_sum(saved)
+        for generator, state in zip(self.generators, left, strict=True):
+            generator.set_state(state)
+        if "generators_now" in saved:
+            put_back(self.generators, saved["generators_now"])
+            self._note_others(self._num_drawn)
         if self._global is None and self._global_use is GlobalUse.AT_FIRST:
             return self._noting(entries)  # nothing had been drawn
         return itertools.chain(drawn, entries)
+
+    def _check_sum(self, saved: Saved) -> None:
+        drawn = saved.get("drawn", {"ranks": None})
+        if drawn["ranks"] != self._ranks or drawn["sum"] == self._sum:  # a state fits any rank
+            return
+        message = (
+            f"{type(self._base).__name__} draws other indices than before the state was saved, so the pass cannot go "
+            "on. A sampler with random numbers of its own needs a state_dict and load_state_dict, or must draw from a "
+            "torch.Generator that is its attribute 'generator', and from which nobody else draws during the pass."
+        )
+        raise StateError(message)
 
 
 def cursor_for(
@@ -173,6 +251,21 @@ def put_back_epochs(sampler: Any, saved: Saved) -> None:
     for link, epoch in zip(links_of(sampler), saved.get("epochs", ()), strict=False):
         if epoch is not None:
             link.set_epoch(epoch)
+
+
+def _draws_in_parts(sampler: Any) -> bool:
+    """Whether one of torch's draws from its generator all through the pass."""
+    if type(sampler) is not RandomSampler or sampler.generator is None:
+        return False
+    return sampler.replacement or sampler.num_samples > len(sampler.data_source)
+
+
+def _ranks_of(links: list[Any]) -> list[int]:
+    """Return what other ranks have other indices by: the sampler's own rank, and that of the process."""
+    ranks = [rank for link in links if type(rank := getattr(link, "rank", None)) is int]
+    with contextlib.suppress(ArgumentError):
+        ranks.append(process_group(os.environ)[0])
+    return ranks
 
 
 def _epoch_of(sampler: Any) -> int | None:

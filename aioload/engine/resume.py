@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, IterableDataset
 
 from aioload.engine.cursors import has_state
 from aioload.engine.epochs import innermost
@@ -13,7 +13,7 @@ from aioload.engine.items import Start, lane_states, lanes_at_start
 from aioload.engine.position import Position
 from aioload.engine.replay import cursor_for
 from aioload.errors import StateError
-from aioload.samplers import Seekable
+from aioload.samplers.fingerprints import fingerprint_of, length_of
 from aioload.samplers.states import differences
 
 VERSION = 1
@@ -46,6 +46,8 @@ class Record:
         """Return what another pass needs to go on from here."""
         position = self.position
         state = {"epoch": self.epoch, "num_yielded": position.num_yielded}
+        if position.num_errors:
+            state["num_errors"] = position.num_errors
         if not self._starts:
             return state | self._stream.state(position.lanes[0])
         state |= self._stream.state(self._stream.progress)
@@ -74,10 +76,13 @@ def what_must_fit(
     """Return, for JSON, what a state and the loader it is given to must agree in."""
     fits: dict[str, Any] = {"batch_size": getattr(sampler, "batch_size", batch_size)}
     fits["drop_last"] = getattr(sampler, "drop_last", drop_last)
-    if not isinstance(dataset, IterableDataset):
-        fits["dataset_length"] = _length_of(dataset)
+    if isinstance(dataset, IterableDataset):
+        fits["dataset_has_state"] = has_state(dataset)
+    else:
+        fits["dataset_length"] = length_of(dataset)
         fits["sampler"] = _fingerprint_of(sampler)
     fits["num_generators"] = len(cursor_for(sampler, generator).generators)
+    fits["has_generator"] = generator is not None  # which a sampler may share
     return fits | others
 
 
@@ -126,21 +131,9 @@ def num_items_again(state: Mapping[str, Any]) -> int:
 
 def _fingerprint_of(sampler: Any) -> dict[str, Any]:
     inner = innermost(sampler)
-    if isinstance(inner, Seekable):
-        found: dict[str, Any] = dict(inner.fingerprint())
-    else:
-        found = {"name": type(inner).__name__, "length": _length_of(inner)}
-    if type(inner) is RandomSampler:
-        found["replacement"] = inner.replacement
-    elif isinstance(inner, DistributedSampler):
-        found |= {"num_replicas": inner.num_replicas, "shuffle": inner.shuffle, "seed": inner.seed}
+    found: dict[str, Any] = fingerprint_of(inner)
     if inner is not sampler and type(sampler) is not BatchSampler:
         found["batch_sampler"] = type(sampler).__name__
+        if not any(callable(getattr(each, "set_epoch", None)) for each in (sampler, inner)):
+            found["num_batches"] = length_of(sampler)
     return found
-
-
-def _length_of(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except Exception:  # not everything that is iterated over has a length
-        return None

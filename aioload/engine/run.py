@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aioload.copier import Copier
@@ -42,7 +42,7 @@ class Run:
         copier: Moves batches to the device, or ``None`` for the CPU.
         tally: Where the consumer's waiting is counted.
         max_batches: Batches it may be ahead for now (see :meth:`grant`).
-        num_yielded: Batches of this epoch that were handed out before, by another run.
+        saved: The state of the run that this one goes on with, if any.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Run:
         copier: Copier | None,
         tally: Tally,
         max_batches: int,
-        num_yielded: int = 0,
+        saved: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings, self._crew, self._stream = settings, crew, stream
         self._ring, self._tally = ring, tally
@@ -76,7 +76,7 @@ class Run:
         self._drawn: tuple[int, list[Any]] = -1, []  # the number of the batch drawn last, and its indices
         self.on_exhausted: Callable[[int], None] | None = None
         self._has_indices = source.kind is not Kind.ITERABLE
-        self.record = source.record(stream, num_yielded)
+        self.record = source.record(stream, 0 if saved is None else saved["num_yielded"])
         """How far the consumer is; it may outlive the run."""
         self._recipe = Recipe(
             context=source.context,
@@ -90,7 +90,8 @@ class Run:
             on_size=self._window.note_size,
             tolerance=settings.tolerance,
         )
-        self._losses = Losses(settings.tolerance)
+        self.record.position.num_errors = 0 if saved is None else saved.get("num_errors", 0)
+        self._losses = Losses(settings.tolerance, self.record.position)
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
         # The batches of an async dataset or reader are lost with the loop: so one error comes, and not two.
         self._by_loop = copier is not None or source.kind in (Kind.ASYNC, Kind.AWAITED)
@@ -263,7 +264,7 @@ class Run:
                 raise error
             finally:
                 del error
-        self._losses.check_end(self.record.position.num_yielded)
+        self._losses.check_end()
         return Answer.OVER
 
     def _refill(self) -> None:

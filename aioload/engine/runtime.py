@@ -116,7 +116,7 @@ class Runtime:
             copier=self._copier,
             tally=self.tally,
             pace=self._pace,
-            num_yielded=0 if saved is None else saved["num_yielded"],
+            saved=saved,
         )
 
     def _single_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew]:
@@ -222,7 +222,7 @@ class Runtime:
             copier=self._copier,
             tally=self.tally,
             max_batches=max_batches,
-            num_yielded=0 if saved is None else saved["num_yielded"],
+            saved=saved,
         )
         crew.attach(run)
         return run
@@ -243,7 +243,9 @@ class Runtime:
                 return run, crew
             run.close()
             self._wasted_lookahead = saved is None
-        stream = self._stream(epoch, saved, None if crew is None else self._kept.base_seed)
+        # Without one, the state is from before any was drawn.
+        keeps_seed = crew is not None and (saved is None or "base_seed" in saved)
+        stream = self._stream(epoch, saved, self._kept.base_seed if keeps_seed else None)
         source = self._source(stream, saved, first=crew is None)
         if crew is None:
             crew = self._kept.crew = self._new_crew(source)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from aioload.engine.position import Position
 from aioload.errors import ErrorContext, SampleError, TooManyErrorsError, annotate, describe_sample, safe_to_raise
 
 logger = logging.getLogger("aioload")
@@ -85,18 +86,20 @@ class Losses:
 
     Args:
         tolerance: How much is allowed; ``None`` where nothing can be lost.
+        position: Where they are counted, from what was lost before the pass was resumed.
     """
 
-    def __init__(self, tolerance: Tolerance | None) -> None:
-        self._tolerance = tolerance
-        self._count = 0
+    def __init__(self, tolerance: Tolerance | None, position: Position) -> None:
+        self._tolerance, self._position = tolerance, position
+        self._is_logged = False
         self._last: SampleError | None = None
 
     def note(self, records: Sequence[SampleError]) -> TooManyErrorsError | None:
         """List the errors of a batch that the consumer comes to; return one of our own if this pass has too many."""
         if self._tolerance is None or not records:
             return None
-        if self._count == 0:
+        if not self._is_logged:
+            self._is_logged = True
             index, location, stage, error = records[0]
             where = describe_sample(index, location)
             # What is logged may be kept: so the error's text, and not what it refers to.
@@ -105,21 +108,22 @@ class Losses:
             )
         for record in records:
             self._tolerance.log.add(record)
-        self._count += len(records)
+        self._position.num_errors += len(records)
         self._last = records[-1]
         allowed = self._tolerance.max_errors
-        if allowed is None or self._count <= allowed:
+        count = self._position.num_errors
+        if allowed is None or count <= allowed:
             return None
-        return self._too_many(f"{self._count} samples of this pass could not be loaded; max_errors allows {allowed}.")
+        return self._too_many(f"{count} samples of this pass could not be loaded; max_errors allows {allowed}.")
 
-    def check_end(self, num_yielded: int) -> None:
+    def check_end(self) -> None:
         """Refuse, once, to end a pass in which nothing but errors came.
 
         Raises:
             TooManyErrorsError: There was no batch at all.
         """
-        if self._last is not None and num_yielded == 0:
-            message = f"None of this pass's samples could be loaded: {self._count} errors and no batch."
+        if self._last is not None and self._position.num_yielded == 0:
+            message = f"None of this pass's samples could be loaded: {self._position.num_errors} errors and no batch."
             raise self._too_many(message)
 
     def _too_many(self, message: str) -> TooManyErrorsError:

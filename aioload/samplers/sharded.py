@@ -14,6 +14,7 @@ from aioload.arguments import whole_number
 from aioload.errors import ArgumentError
 from aioload.samplers.arguments import size_of
 from aioload.samplers.base import SeekableSampler, growing
+from aioload.samplers.fingerprints import fingerprint_of
 from aioload.samplers.seekable import JSON, Seekable
 
 Uneven = Literal["drop", "pad", "error"]
@@ -120,16 +121,12 @@ class ShardedSampler(SeekableSampler[Any]):
             yield list(islice(self.sampler.iter_from(epoch, place), 1))
 
     def fingerprint(self) -> dict[str, JSON]:
-        """Return the arguments but the rank; of a sampler that has no fingerprint, its class and length."""
-        if isinstance(self.sampler, Seekable):
-            inner = self.sampler.fingerprint()
-        else:
-            inner = {"name": type(self.sampler).__name__, "num_items": len(self.sampler)}
+        """Return the arguments but the rank; of a sampler that is neither ours nor torch's, its class and length."""
         return {
             "name": "ShardedSampler",
             "world_size": self.world_size,
             "uneven": self.uneven,
-            "sampler": inner,
+            "sampler": fingerprint_of(self.sampler),
         }
 
     def _passed_over(self, epoch: int, positions: range) -> Iterator[Sequence[Any]]:
