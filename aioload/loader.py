@@ -4,7 +4,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.utils.data as torch_data
@@ -14,6 +14,7 @@ from aioload.arguments import (
     check_on_error,
     check_timeout,
     loader_seed,
+    reads_number,
     say_once_that_there_are_no_processes,
     usable_cores,
     whole_number,
@@ -126,7 +127,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         in_order: bool = True,
         device: Any = None,
         seed: int | None = None,
-        num_concurrent_reads: int = 32,
+        num_concurrent_reads: int | Literal["auto"] = "auto",
         iterable_workers: int = 1,
         on_error: OnError = "raise",
         max_errors: float | None = None,
@@ -135,7 +136,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
-        num_concurrent_reads = whole_number("num_concurrent_reads", num_concurrent_reads, 1)
+        num_concurrent_reads = reads_number(num_concurrent_reads)
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
@@ -168,7 +169,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if multiprocessing_context is not None:
             say_once_that_there_are_no_processes()
         self.device = resolve_device(device)
-        self.num_concurrent_reads = num_concurrent_reads
+        self.num_concurrent_reads: int | Literal["auto"] = num_concurrent_reads
         self.seed, self.iterable_workers, self.reader = seed, iterable_workers, reader
         self.on_error, self.max_errors = on_error, max_errors
         self.read = policy_or_default(read)

@@ -10,10 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from aioload.context import HERE
-from aioload.engine import tuner
+from aioload.engine import limit, tuner
+from aioload.engine.regulator import Regulator
 from aioload.stats import Ledger, Tally
 
 Job: TypeAlias = "tuple[Callable[[Worker, Any, Any, Any], None], Any, Any, Any]"
@@ -65,6 +67,7 @@ class ThreadPool:
             :meth:`start` if there is an ``on_start``.
         awake: Threads that may be awake to begin with; see :mod:`~aioload.engine.tuner`.
         ledger: Where each thread's tally is kept.
+        regulator: Bounds the threads that may be awake, below ``size``; ``None`` for no such bound.
         on_start: Called in each thread with its number before its first job.
         on_begun: Called once, by whichever thread is the last, when ``on_start`` has returned in all of them.
         on_crash: Told of an exception from ``on_start``, or from a job that broke its promise.
@@ -77,13 +80,16 @@ class ThreadPool:
         ledger: Ledger,
         *,
         awake: int,
+        regulator: Regulator | None = None,
         on_start: Callable[[int], None] | None = None,
         on_begun: Callable[[], None] | None = None,
         on_crash: Callable[[BaseException, bool], None],
     ) -> None:
-        self.name, self.size = name, size
+        self.name, self.size, self._regulator = name, size, regulator
+        self.cap = size if regulator is None else min(size, regulator.limit)
+        """Threads that may be awake, beside those that hang, as long as that is of use."""
         self.closed = False
-        self._tuning = tuner.Tuning(min(awake, size))
+        self._tuning = tuner.Tuning(min(awake, self.cap))
         self._tuning_lock = threading.Lock()
         self.limit = self._tuning.limit
         self._last_job_ended = time.perf_counter()
@@ -96,6 +102,7 @@ class ThreadPool:
         self._workers = [Worker(number, on_start) for number in range(size)]
         # A worker whose thread has not been started yet counts as idle, and is the last to be chosen.
         self._idle.extend(reversed(self._workers))
+        self._num_started = 0  # they are started by their numbers
         self._start_at_once = on_start is not None
         self._on_begun = on_begun
         self._tokens = list(range(size))  # one per thread that has not begun
@@ -123,7 +130,7 @@ class ThreadPool:
         """
         if not self._queue:
             self._last_job_ended = max(self._last_job_ended, time.perf_counter())  # it has not been stuck so far
-        elif self.limit < self.size:
+        elif self.limit < self.cap:
             self.widen_if_stuck()
         self._queue.extend(jobs)
         if self.closed:  # perhaps since a moment ago
@@ -147,18 +154,28 @@ class ThreadPool:
         self._wake(len(jobs))
 
     def widen_if_stuck(self) -> None:
-        """Let every thread work if jobs are queued and none has been finished for a while."""
+        """Let every thread that may work do so if jobs are queued and none has been finished for a while.
+
+        After a longer while they do not count, and as many others may work.
+        """
         now_s = time.perf_counter()
-        if self.limit == self.size or not self._queue or now_s - self._last_job_ended <= STUCK_AFTER_S:
+        stuck_s = now_s - self._last_job_ended
+        if not self._queue or stuck_s <= STUCK_AFTER_S or self.limit >= self._num_allowed(stuck_s):
             return
         if not self._tuning_lock.acquire(blocking=False):
             return  # a thread has finished a job just now
         try:
-            self._tuning = tuner.widened(self._tuning, self.size, self._window(now_s))
-            self._set_limit(self.size, now_s)
+            if self.limit < self.cap:
+                self._tuning = tuner.widened(self._tuning, self.cap, self._window(now_s))
+            self._set_limit(self._num_allowed(stuck_s), now_s)
         finally:
             self._tuning_lock.release()
         self._wake(len(self._queue))
+
+    def _num_allowed(self, stuck_s: float) -> int:
+        if self._regulator is None or not limit.is_stall(stuck_s, self._regulator.usual_job_s or STUCK_AFTER_S):
+            return self.cap
+        return min(self.size, 2 * self.cap)
 
     def pause(self, seconds: float) -> bool:
         """Sleep for so long, or until the pool is closed; return whether it is still open. In any of its threads."""
@@ -197,6 +214,7 @@ class ThreadPool:
             wanted -= 1
 
     def _start(self, worker: Worker) -> None:
+        self._num_started = max(self._num_started, worker.number + 1)
         worker.thread = threading.Thread(
             target=self._work, args=(worker,), name=f"aioload-{self.name}-{worker.number}", daemon=True
         )
@@ -205,6 +223,9 @@ class ThreadPool:
         except RuntimeError:  # the system has no more threads to give, or the interpreter is about to exit
             worker.thread = None
             self.size -= 1
+            self.cap = min(self.cap, self.size)
+            if self._regulator is not None:
+                self._regulator.maximum = self.size
             if not any(other.thread is not None and other.thread.is_alive() for other in self._workers):
                 raise
             self._note_begun()  # nobody waits for it
@@ -270,7 +291,7 @@ class ThreadPool:
 
     def _num_hanging(self, now_s: float, mean_job_s: float) -> int:
         idle, since_s = set(self._idle), now_s - max(STUCK_AFTER_S, HANGING_JOBS * mean_job_s)
-        return sum(worker not in idle and worker.mark < since_s for worker in self._workers)
+        return sum(worker not in idle and worker.mark < since_s for worker in self._workers[: self._num_started])
 
     def _begin_window(self, now_s: float) -> None:
         self._num_jobs, self._jobs_s = 0, 0.0
@@ -285,8 +306,8 @@ class ThreadPool:
         mean_job_s = self._jobs_s / num_jobs if num_jobs else 0.0
         return tuner.Window(num_jobs, max(now_s - self._window_started, 1e-9), mean_job_s, self._saturated)
 
-    def _set_limit(self, limit: int, now_s: float) -> None:
-        self.limit = limit
+    def _set_limit(self, num_threads: int, now_s: float) -> None:
+        self.limit = num_threads
         self._note_awake()
         self._begin_window(now_s)
 
@@ -301,10 +322,19 @@ class ThreadPool:
             if self._num_awake > self.limit + num_hanging:
                 self._begin_window(now_s)  # those that are to park have yet to end their jobs: it says nothing
                 return
-            self._tuning = tuner.step(self._tuning, self.size, window, now_s)
-            limit = self._tuning.limit
-            self._set_limit(limit if limit == self.size else min(self.size, limit + num_hanging), now_s)
+            if not self._has_regulated(window, now_s):
+                self._tuning = tuner.step(self._tuning, self.cap, window, now_s)
+            self._set_limit(min(self.size, self._tuning.limit + num_hanging), now_s)
         finally:
             self._tuning_lock.release()
         if self.limit > before:
             self._wake(len(self._queue))
+
+    def _has_regulated(self, window: tuner.Window, now_s: float) -> bool:
+        """Tell the regulator, if all that may be awake have been, and follow if it moves the bound."""
+        regulator = self._regulator
+        if regulator is None or self._tuning.limit < self.cap or not regulator.note(window, now_s):
+            return False
+        self.cap = min(self.size, regulator.limit)
+        self._tuning = replace(self._tuning, limit=self.cap, rival_limit=0, num_slow=0)
+        return True
