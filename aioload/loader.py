@@ -67,7 +67,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         multiprocessing_context: Checked and kept, and without effect: there are no worker processes.
         generator: Source of the random order.
         prefetch_factor: Batches loaded ahead per worker thread, so ``prefetch_factor * num_workers`` in all. More
-            where that would be fewer samples than ``num_concurrent_reads``, fewer where batches ahead would
+            where that would be fewer samples than the reads under way need, fewer where batches ahead would
             fill more than a quarter of the memory available.
         persistent_workers: Whether threads outlive a pass. The next pass then begins to load while the present
             one ends, if the sampler is one of torch's. It begins anew if by then a generator, the sampler,
@@ -80,8 +80,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             and what :func:`~aioload.randomness.sample_rng` gives, from 0 to 2**64 - 1. Without it both follow from
             torch's generators, as in torch.
         num_concurrent_reads: Reads in flight over all batches, for datasets with ``location`` and ``decode``, or
-            samples awaited at once for async ones. Fewer are under way when they are so short that threads
-            would only contend for the interpreter.
+            samples awaited at once for async ones. ``"auto"`` finds how many bring the most, from 16 on and up to 256
+            (or half of the files that this process may open), and follows when the storage changes; fewer while
+            the consumer does not wait. ``stats().reads_limit`` tells how many. A number is a fixed bound. Fewer are
+            under way in any case when they are so short that threads would only contend for the interpreter.
         iterable_workers: Iterators over an ``IterableDataset``, which see the worker numbers 0 to
             ``iterable_workers - 1`` and must each yield a part of it, as for torch's workers. Each of several goes
             over a deep copy. They take turns, batch by batch.

@@ -29,7 +29,7 @@ CLEAR = 1.15
 MAX_TESTS = 3
 """Windows of a move's test."""
 
-MIN_WINDOW_S, MAX_WINDOW_S, JOBS_PER_READ = 0.1, 2.0, 4
+MIN_WINDOW_S, MAX_WINDOW_S, JOBS_PER_READ = 0.1, 2.0, 3
 """A window lasts for so many seconds and so many jobs per read under way, but not longer than that."""
 
 REST_S, MAX_REST_S = 0.5, 8.0
@@ -50,12 +50,15 @@ SPARE = 2.0
 STEP_NOISE, MIN_STEPS = 1.15, 5
 """The consumer's step is taken to be slower if its median is so many times longer, over so many steps."""
 
+TINY_STEP_S = 1e-4
+"""Shorter steps are all the same."""
+
 STALL_S, STALL_JOBS = 0.5, 4.0
 """Reads under way of which none ends for this many seconds, and for as long as so many take, have stalled."""
 
-MAX_DOUBTS = 2
-"""A rate that has changed, reads of which there are too few, are believed when so many windows in a row have said so,
-and one more: one alone may be a moment in which the machine was busy elsewhere, or the consumer was."""
+DOUBT_S = 0.25
+"""What windows say of a change is believed when they have said so for this long: for less, it may be a moment in which
+the machine was busy elsewhere, or the consumer was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class Climb:
         num_failed: Moves in a row that were taken back; two of them are one to either side.
         next_move_s: No move begins before this time.
         rest_s: How long the limit rests when both sides have failed.
-        num_doubts: Windows in a row that have told something else than those before.
+        doubt_s: For how long windows have told something else than those before.
     """
 
     limit: int
@@ -143,7 +146,7 @@ class Climb:
     num_failed: int = 0
     next_move_s: float = 0.0
     rest_s: float = REST_S
-    num_doubts: int = 0
+    doubt_s: float = 0.0
 
 
 def is_full(limit: int, num_jobs: int, elapsed_s: float) -> bool:
@@ -177,7 +180,7 @@ def gain(before: Level, after: Level) -> float:
 def resumed(climb: Climb) -> Climb:
     """Return where the search goes on in another pass: nothing is known of it yet, and a move under test is undone."""
     limit = climb.limit if climb.rival is None else climb.rival.limit
-    return replace(climb, limit=limit, here=None, num_windows=0, rival=None, num_doubts=0)
+    return replace(climb, limit=limit, here=None, num_windows=0, rival=None, doubt_s=0.0)
 
 
 def step(climb: Climb, maximum: int, window: Window, now_s: float) -> Climb:
@@ -191,14 +194,15 @@ def step(climb: Climb, maximum: int, window: Window, now_s: float) -> Climb:
         return _relaxed(climb, window, now_s)
     here = climb.here
     if here is None:
-        climb = replace(climb, here=level_of(climb.limit, window), num_windows=1, num_doubts=0)
+        climb = replace(climb, here=level_of(climb.limit, window), num_windows=1, doubt_s=0.0)
     elif climb.rival is None and _has_changed(here, window):
-        if climb.num_doubts < MAX_DOUBTS:
-            return replace(climb, num_doubts=climb.num_doubts + 1)
+        doubt_s = climb.doubt_s + window.elapsed_s
+        if doubt_s < DOUBT_S:
+            return replace(climb, doubt_s=doubt_s)
         climb = Climb(climb.limit, level_of(climb.limit, window), 1, upward=climb.upward, next_move_s=now_s)
     else:
         num_windows = min(climb.num_windows, MAX_TESTS)
-        climb = replace(climb, here=here.and_(window, num_windows), num_windows=num_windows + 1, num_doubts=0)
+        climb = replace(climb, here=here.and_(window, num_windows), num_windows=num_windows + 1, doubt_s=0.0)
     if climb.rival is not None:
         return _judged(climb, maximum, now_s)
     return _moved(climb, maximum) if now_s >= climb.next_move_s else climb
@@ -250,18 +254,19 @@ def _moved(climb: Climb, maximum: int) -> Climb:
 
 def _relaxed(climb: Climb, window: Window, now_s: float) -> Climb:
     """Not all reads that may be under way are: more are of no use, and fewer will do if the consumer does not wait."""
-    if climb.num_doubts < MAX_DOUBTS:
-        return replace(climb, num_doubts=climb.num_doubts + 1)
+    doubt_s = climb.doubt_s + window.elapsed_s
+    if doubt_s < DOUBT_S:
+        return replace(climb, doubt_s=doubt_s)
     if climb.rival is not None:
         limit = climb.rival.limit if climb.upward else climb.limit
-        return Climb(limit, stride=SHORT_STRIDE, upward=climb.upward, next_move_s=now_s + REST_S, num_doubts=MAX_DOUBTS)
+        return Climb(limit, stride=SHORT_STRIDE, upward=climb.upward, next_move_s=now_s + REST_S, doubt_s=doubt_s)
     if window.wait_share > WAITING:
         return climb
     enough = max(1, math.ceil(SPARE * window.concurrency))
     limit = min(climb.limit, max(enough, int(climb.limit / SHORT_STRIDE)))
     if limit == climb.limit:
         return climb
-    return Climb(limit, next_move_s=now_s, num_doubts=MAX_DOUBTS)
+    return Climb(limit, next_move_s=now_s, doubt_s=doubt_s)
 
 
 def _has_changed(here: Level, window: Window) -> bool:
@@ -281,7 +286,7 @@ def _next(limit: int, stride: float, maximum: int, *, upward: bool) -> int:
 def _slowdown(before: Level, after: Level) -> float:
     if not before.step_s or not after.step_s:
         return 1.0
-    growth = after.step_s / before.step_s
+    growth = max(TINY_STEP_S, after.step_s) / max(TINY_STEP_S, before.step_s)
     if 1 / STEP_NOISE < growth < STEP_NOISE:
         return 1.0
     if growth < 1:

@@ -29,7 +29,7 @@ _PAUSE_S = 0.02
 """A thread that sleeps looks this often whether it should go on."""
 
 HANGING_JOBS = 20
-"""A thread that has been at one job for as long as so many jobs take, at the least ``STUCK_AFTER_S``, does not count
+"""A thread that has been at one job for as long as so many usually take, at the least ``STUCK_AFTER_S``, does not count
 among those awake: it waits for something else than the interpreter."""
 
 
@@ -96,6 +96,7 @@ class ThreadPool:
         self.is_calm = False
         """Whether one thread may be awake and no other is: else a job of several samples should be cut short."""
         self._begin_window(self._last_job_ended)
+        self._usual_job_s = 0.0
         self._ledger, self._on_crash = ledger, on_crash
         self._queue: deque[Job] = deque()
         self._idle: list[Worker] = []
@@ -289,8 +290,8 @@ class ThreadPool:
             if ended - self._window_started >= tuner.MIN_WINDOW_S:
                 self._tune(ended)
 
-    def _num_hanging(self, now_s: float, mean_job_s: float) -> int:
-        idle, since_s = set(self._idle), now_s - max(STUCK_AFTER_S, HANGING_JOBS * mean_job_s)
+    def _num_hanging(self, now_s: float) -> int:
+        idle, since_s = set(self._idle), now_s - max(STUCK_AFTER_S, HANGING_JOBS * self._usual_job_s)
         return sum(worker not in idle and worker.mark < since_s for worker in self._workers[: self._num_started])
 
     def _begin_window(self, now_s: float) -> None:
@@ -318,7 +319,8 @@ class ThreadPool:
             window, before = self._window(now_s), self.limit
             if not window.is_full:
                 return
-            num_hanging = self._num_hanging(now_s, window.mean_job_s)
+            self._usual_job_s = tuner.usual(self._usual_job_s, window.mean_job_s)
+            num_hanging = self._num_hanging(now_s)
             if self._num_awake > self.limit + num_hanging:
                 self._begin_window(now_s)  # those that are to park have yet to end their jobs: it says nothing
                 return

@@ -108,6 +108,11 @@ class Run:
         """Batches that the consumer has received, those that were errors included."""
         return self._window.delivered
 
+    @property
+    def batches_limit(self) -> int:
+        """Batches that may be ahead of the consumer at present."""
+        return self._window.horizon - self._window.delivered
+
     def start(self) -> None:
         """Draw the first indices and start loading."""
         try:

@@ -60,8 +60,9 @@ class Runtime:
 
     def stats(self) -> LoaderStats:
         """Return what has been done so far."""
-        limits = [each.reads_limit for each in self._living_passes()]
-        return self.ledger.snapshot(max(limits, default=0))
+        limits = [each.limits() for each in self._living_passes()]
+        reads, decodes, batches = (max(each) for each in zip((0, 0, 0), *limits, strict=True))
+        return self.ledger.snapshot(reads_limit=reads, decode_limit=decodes, batches_limit=batches)
 
     @property
     def base_seed(self) -> int | None:
