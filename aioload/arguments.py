@@ -4,7 +4,7 @@ import functools
 import operator
 import os
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.utils.data as torch_data
@@ -38,6 +38,21 @@ def whole_number(name: str, value: object, minimum: int, maximum: int = MAX_SAMP
         msg = f"{name} must be a whole number {limits}, got {value!r}"
         raise ArgumentError(msg)
     return number
+
+
+def reads_number(value: object) -> int | Literal["auto"]:
+    """Return how many reads may be under way, ``"auto"`` for as many as are found to be best.
+
+    Raises:
+        ArgumentError: It is neither that nor a whole number from 1 up.
+    """
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    try:
+        return whole_number("num_concurrent_reads", value, 1)
+    except ArgumentError:
+        msg = f'num_concurrent_reads must be "auto" or a whole number of at least 1, got {value!r}'
+        raise ArgumentError(msg) from None
 
 
 def check_on_error(on_error: Any, max_errors: Any, dataset: Any) -> None:

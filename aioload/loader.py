@@ -4,7 +4,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.utils.data as torch_data
@@ -15,6 +15,7 @@ from aioload.arguments import (
     check_prefetch_factor,
     check_timeout,
     loader_seed,
+    reads_number,
     say_once_that_there_are_no_processes,
     usable_cores,
     warn_of_pinning,
@@ -70,7 +71,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         multiprocessing_context: Checked and kept, and without effect: there are no worker processes.
         generator: Source of the random order.
         prefetch_factor: Batches loaded ahead per worker thread, so ``prefetch_factor * num_workers`` in all. More
-            where that would be fewer samples than ``num_concurrent_reads``, fewer where batches ahead would
+            where that would be fewer samples than the reads under way need, fewer where batches ahead would
             fill more than a quarter of the memory available.
         persistent_workers: Whether threads outlive a pass. The next pass then begins to load while the present
             one ends, if the sampler is one of torch's. It begins anew if by then a generator, the sampler,
@@ -83,8 +84,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             and what :func:`~aioload.randomness.sample_rng` gives, from 0 to 2**64 - 1. Without it both follow from
             torch's generators, as in torch.
         num_concurrent_reads: Reads in flight over all batches, for datasets with ``location`` and ``decode``, or
-            samples awaited at once for async ones. Fewer are under way when they are so short that threads
-            would only contend for the interpreter.
+            samples awaited at once for async ones. ``"auto"`` finds how many bring the most, from 16 on and up to 256
+            (or half of the files that this process may open), and follows when the storage changes; fewer while
+            the consumer does not wait. ``stats().reads_limit`` tells how many. A number is a fixed bound. Fewer are
+            under way in any case when they are so short that threads would only contend for the interpreter.
         iterable_workers: Iterators over an ``IterableDataset``, which see the worker numbers 0 to
             ``iterable_workers - 1`` and must each yield a part of it, as for torch's workers. Each of several goes
             over a deep copy. They take turns, batch by batch.
@@ -134,7 +137,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         in_order: bool = True,
         device: Any = None,
         seed: int | None = None,
-        num_concurrent_reads: int = 32,
+        num_concurrent_reads: int | Literal["auto"] = "auto",
         iterable_workers: int = 1,
         on_error: OnError = "raise",
         max_errors: float | None = None,
@@ -145,7 +148,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
         check_prefetch_factor(prefetch_factor, num_workers)
-        num_concurrent_reads = whole_number("num_concurrent_reads", num_concurrent_reads, 1)
+        num_concurrent_reads = reads_number(num_concurrent_reads)
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
@@ -180,7 +183,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if multiprocessing_context is not None:
             say_once_that_there_are_no_processes()
         self.device = resolve_device(device)
-        self.num_concurrent_reads = num_concurrent_reads
+        self.num_concurrent_reads: int | Literal["auto"] = num_concurrent_reads
         self.seed, self.iterable_workers = seed, iterable_workers
         self.reader, self.cache = reader, cache
         self.on_error, self.max_errors = on_error, max_errors

@@ -25,8 +25,11 @@ class LoaderStats:
         collate_s: Seconds spent writing rows, collating and building batches.
         wait_s: Seconds the consumer waited for a batch that was not there yet.
         reads_in_flight: Reads (or awaited samples) under way at this moment.
-        reads_limit: Reads the loader lets be under way at present; it lowers this by itself, down to one,
-            while reads are so short that threads would only contend for the interpreter.
+        reads_limit: Reads the loader lets be under way at present: what it has found to be best with
+            ``num_concurrent_reads="auto"``, and in any case fewer, down to one, while reads are so short that threads
+            would only contend for the interpreter. 0 between passes.
+        decode_limit: Of the ``num_workers`` threads, those it lets be awake at present, for the same reason.
+        batches_limit: Batches it lets be ahead of the consumer at present.
         errors: Samples that batches handed out went without, or that others stood in for (``on_error``).
     """
 
@@ -45,6 +48,8 @@ class LoaderStats:
     wait_s: float = 0.0
     reads_in_flight: int = 0
     reads_limit: int = 0
+    decode_limit: int = 0
+    batches_limit: int = 0
     errors: int = 0
 
 
@@ -102,10 +107,10 @@ class Ledger:
                 for name in Tally.__slots__:
                     setattr(self._closed, name, getattr(self._closed, name) + getattr(tally, name))
 
-    def snapshot(self, reads_limit: int) -> LoaderStats:
-        """Return the sums."""
+    def snapshot(self, **limits: int) -> LoaderStats:
+        """Return the sums, and the limits as they are."""
         with self._lock:
             tallies = [self._closed, *self._open]
             sums = {name: sum(getattr(tally, name) for tally in tallies) for name in Tally.__slots__}
-        stats = LoaderStats(**sums, reads_limit=reads_limit)
+        stats = LoaderStats(**sums, **limits)
         return dataclasses.replace(stats, reads_in_flight=max(0, stats.reads_in_flight))

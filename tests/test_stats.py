@@ -164,8 +164,8 @@ def test_a_ledger_adds_up_threads_that_live_and_threads_that_have_ended() -> Non
     ledger = Ledger()
     first, second = ledger.open(), ledger.open()
     first.samples, second.samples, second.reads_in_flight = 2, 3, 1
-    assert ledger.snapshot(8) == LoaderStats(samples=5, reads_in_flight=1, reads_limit=8)
+    assert ledger.snapshot(reads_limit=8) == LoaderStats(samples=5, reads_in_flight=1, reads_limit=8)
     ledger.close(second)
     ledger.close(second)
     second.samples = 100  # of no account any more
-    assert ledger.snapshot(8) == LoaderStats(samples=5, reads_limit=8)
+    assert ledger.snapshot(reads_limit=8) == LoaderStats(samples=5, reads_limit=8)

@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 from aioload.engine.awaited import AwaitedFetcher
 from aioload.engine.fetchers import AsyncFetcher, Fetcher, Gate, SampleFetcher
+from aioload.engine.regulator import Regulator
 from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, Source
 from aioload.engine.staged import StagedFetcher
@@ -21,6 +22,7 @@ class Crew(Protocol):
     portal: Any
     pace: Any
     may_inline: bool
+    regulator: Regulator | None
 
     def begin(self) -> None:
         """Called when the first jobs have been queued."""

@@ -15,12 +15,16 @@ from aioload.engine import aside
 from aioload.engine.pace import Pace
 from aioload.engine.pools import STUCK_AFTER_S, ThreadPool
 from aioload.engine.portal import Portal
+from aioload.engine.regulator import Regulator
 from aioload.engine.run import Run
 from aioload.engine.source import Kind
 from aioload.engine.tasks import TaskPool
 from aioload.engine.watch import Watch
 from aioload.errors import EngineError, ErrorContext, annotate, safe_to_raise
 from aioload.stats import Ledger
+
+MOST_SPARE = 64
+"""Threads that work in the places of stuck ones, where the number of reads is found by itself."""
 
 EXIT_TIMEOUT_S = 1.0
 """Seconds that the interpreter's exit waits for threads, all of them together."""
@@ -90,7 +94,7 @@ class Crew:
     Args:
         kind: The kind of dataset: it decides what is needed beside the decode pool.
         num_workers: Decode threads.
-        num_concurrent_reads: Read threads, or tasks for an async dataset or reader.
+        reads: Read threads, or tasks for an async dataset or reader; or what decides on their number.
         worker_init_fn: Called with its number in each decode thread before its first job; waited for, unless an
             event loop runs here.
         portal: The loop; the crew counts as one user of it. Runs reach it by way of the :class:`Entrance`.
@@ -107,7 +111,7 @@ class Crew:
         kind: Kind,
         *,
         num_workers: int,
-        num_concurrent_reads: int,
+        reads: int | Regulator,
         worker_init_fn: Callable[[int], None] | None,
         portal: Portal,
         ledger: Ledger,
@@ -122,17 +126,26 @@ class Crew:
         self.crashed = False
         self._untold: BaseException | None = None  # an error that no run has been told of
         portal.acquire(self._loop_crashed)
+        self.regulator = reads if isinstance(reads, Regulator) else None
+        num_reads = reads.maximum if isinstance(reads, Regulator) else reads
         self.reads: ThreadPool | None = None
         self.watch: Watch | None = None
         self.tasks: TaskPool | None = None
         self.pace = pace
         if kind is Kind.STAGED:
+            num_spare = num_reads if self.regulator is None else min(num_reads, MOST_SPARE)
             self.reads = ThreadPool(
-                "read", num_concurrent_reads, ledger, awake=1, num_spare=num_concurrent_reads, on_crash=self._crash
+                "read",
+                num_reads,
+                ledger,
+                awake=1,
+                num_spare=num_spare,
+                regulator=self.regulator,
+                on_crash=self._crash,
             )
         elif kind in (Kind.AWAITED, Kind.ASYNC):
             on_crash = functools.partial(self._crash, at_start=False)
-            self.tasks = TaskPool(num_concurrent_reads, portal, ledger, on_crash)
+            self.tasks = TaskPool(num_reads, portal, ledger, on_crash, self.regulator)
         self.decode = ThreadPool(
             "decode",
             num_workers,
@@ -165,7 +178,7 @@ class Crew:
         if self._closed:
             return 0
         pool = self.reads or self.tasks or self.decode
-        return pool.limit if isinstance(pool, ThreadPool) else pool.size
+        return pool.limit
 
     def attach(self, run: Run) -> None:
         """Have ``run`` told when the crew breaks or is closed, or at once if it is."""

@@ -37,10 +37,11 @@ class Pass:
         self._finalizer = weakref.finalize(self, _collected, weakref.ref(run), self._own_crew)
         self._finalizer.atexit = False  # the interpreter's end stops all crews, and wakes nobody
 
-    @property
-    def reads_limit(self) -> int:
-        """Reads that may be under way at present."""
-        return 0 if self._crew is None or self.run.closed else self._crew.reads_limit
+    def limits(self) -> tuple[int, int, int]:
+        """Return the reads that may be under way at present, the decode threads awake, and the batches ahead."""
+        if self._crew is None or self.run.closed or isinstance(self.run, InlineRun):
+            return 0, 0, 0
+        return self._crew.reads_limit, self._crew.decode.limit, self.run.batches_limit
 
     def start_on_loop(self) -> None:
         """Start loading from the loop thread: a sampler may think for long before its first index."""

@@ -10,6 +10,7 @@ from aioload.cache import Cache
 from aioload.collate import rows_allowed
 from aioload.engine import window
 from aioload.engine.epochs import Epochs
+from aioload.engine.limit import START
 from aioload.engine.memory import available_bytes
 from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, kind_of
@@ -38,7 +39,8 @@ class Plan:
     generator: torch.Generator | None
     device: torch.device
     num_workers: int
-    num_concurrent_reads: int
+    num_concurrent_reads: int | None
+    """``None`` for as many as are found to be best."""
     iterable_workers: int
     persistent: bool
     worker_init_fn: Callable[[int], None] | None
@@ -66,7 +68,7 @@ def plan_of(loader: Any, epochs: Epochs) -> Plan:
         generator=loader.generator,
         device=loader.device,
         num_workers=loader.num_workers,
-        num_concurrent_reads=loader.num_concurrent_reads,
+        num_concurrent_reads=_num_concurrent(loader),
         iterable_workers=loader.iterable_workers,
         persistent=loader.persistent_workers,
         worker_init_fn=loader.worker_init_fn,
@@ -80,6 +82,7 @@ def _settings_of(loader: Any) -> Settings:
     batched = loader.batch_sampler is not None
     by_rows = batched and loader.num_workers > 0 and rows_allowed(loader.collate_fn)
     kind = kind_of(loader.dataset, loader.reader, batched=batched, by_rows=by_rows)
+    reads = _num_concurrent(loader) if kind in (Kind.STAGED, Kind.AWAITED, Kind.ASYNC) else 0
     return Settings(
         collate_fn=loader.collate_fn,
         batched=batched,
@@ -92,10 +95,20 @@ def _settings_of(loader: Any) -> Settings:
         max_batches=window.max_batches(
             prefetch_factor=loader.prefetch_factor or 0,
             num_workers=loader.num_workers,
-            batch_size=getattr(loader.batch_sampler, "batch_size", None) or 1,
-            num_concurrent=loader.num_concurrent_reads if kind in (Kind.STAGED, Kind.AWAITED, Kind.ASYNC) else 0,
+            batch_size=_batch_size(loader),
+            num_concurrent=START if reads is None else reads,
         ),
+        batch_size=_batch_size(loader),
         max_bytes=available_bytes() // _MEMORY_SHARE,
         tolerance=loader.tolerance,
         read_policy=loader.read,
     )
+
+
+def _num_concurrent(loader: Any) -> int | None:
+    reads = loader.num_concurrent_reads
+    return None if reads == "auto" else int(reads)
+
+
+def _batch_size(loader: Any) -> int:
+    return getattr(loader.batch_sampler, "batch_size", None) or 1

@@ -10,10 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from aioload.context import HERE
-from aioload.engine import tuner
+from aioload.engine import limit, tuner
+from aioload.engine.regulator import Regulator
 from aioload.stats import Ledger, Tally
 
 Job: TypeAlias = "tuple[Callable[[Worker, Any, Any, Any], None], Any, Any, Any]"
@@ -27,7 +29,7 @@ _PAUSE_S = 0.02
 """A thread that sleeps looks this often whether it should go on."""
 
 HANGING_JOBS = 20
-"""A thread that has been at one job for as long as so many jobs take, at the least ``STUCK_AFTER_S``, does not count
+"""A thread that has been at one job for as long as so many usually take, at the least ``STUCK_AFTER_S``, does not count
 among those awake: it waits for something else than the interpreter."""
 
 
@@ -67,6 +69,7 @@ class ThreadPool:
         awake: Threads that may be awake to begin with; see :mod:`~aioload.engine.tuner`.
         ledger: Where each thread's tally is kept.
         num_spare: Threads beside those, to work in the places of some that are set aside.
+        regulator: Bounds the threads that may be awake, below ``size``; ``None`` for no such bound.
         on_start: Called in each thread with its number before its first job.
         on_begun: Called once, by whichever thread is the last, when ``on_start`` has returned in all of them.
         on_crash: Told of an exception from ``on_start``, or from a job that broke its promise.
@@ -80,28 +83,31 @@ class ThreadPool:
         *,
         awake: int,
         num_spare: int = 0,
+        regulator: Regulator | None = None,
         on_start: Callable[[int], None] | None = None,
         on_begun: Callable[[], None] | None = None,
         on_crash: Callable[[BaseException, bool], None],
     ) -> None:
-        self.name, self.size, self.num_spare = name, size, num_spare
-        self._num_usable = size + num_spare  # threads, less those that are set aside
-        self._aside_lock = threading.Lock()
+        self.name, self.size, self.num_spare, self._regulator = name, size, num_spare, regulator
+        self.cap = size if regulator is None else min(size, regulator.limit)
+        """Threads that may be awake, beside those that hang, as long as that is of use."""
         self.closed = False
-        self._tuning = tuner.Tuning(min(awake, size))
+        self._tuning = tuner.Tuning(min(awake, self.cap))
         self._tuning_lock = threading.Lock()
         self.limit = self._tuning.limit
         self._last_job_ended = time.perf_counter()
         self.is_calm = False
         """Whether one thread may be awake and no other is: else a job of several samples should be cut short."""
         self._begin_window(self._last_job_ended)
+        self._usual_job_s = 0.0
         self._ledger, self._on_crash = ledger, on_crash
         self._queue: deque[Job] = deque()
         self._idle: list[Worker] = []
-        self._workers = [Worker(number, on_start) for number in range(size + num_spare)]
-        # A worker whose thread has not been started yet counts as idle, and is the last to be chosen.
-        self._idle.extend(reversed(self._workers))
-        self._start_at_once = on_start is not None
+        self._workers: list[Worker] = []
+        self._num_usable = self._num_aside = 0  # workers, less those that are set aside; and these
+        # Re-entrant: a garbage collection inside a guarded block may run a finalizer.
+        self._workers_lock = threading.RLock()
+        self._on_start = on_start
         self._on_begun = on_begun
         self._tokens = list(range(size))  # one per thread that has not begun
 
@@ -115,10 +121,10 @@ class ThreadPool:
         Raises:
             RuntimeError: Not one thread can be started.
         """
-        if self._start_at_once:
-            self._idle.clear()  # before any is started: one that parks at once would be woken in place of another
-            for worker in self._workers:
-                self._start(worker)
+        on_start, self._on_start = self._on_start, None  # the user's function is not kept
+        if on_start is not None:
+            for _ in range(self.size):
+                self._start_another(on_start)
 
     def submit(self, jobs: Iterable[Job], num_jobs: int) -> None:
         """Queue ``num_jobs`` jobs behind those there are, and wake up as many threads as are of use.
@@ -128,7 +134,7 @@ class ThreadPool:
         """
         if not self._queue:
             self._last_job_ended = max(self._last_job_ended, time.perf_counter())  # it has not been stuck so far
-        elif self.limit < self.size:
+        elif self.limit < self.cap:
             self.widen_if_stuck()
         self._queue.extend(jobs)
         if self.closed:  # perhaps since a moment ago
@@ -141,27 +147,29 @@ class ThreadPool:
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """All threads, those that have not been started included."""
+        """The threads that have been started."""
         return self._workers
 
     def is_idle(self) -> bool:
         """Return whether no job is queued and no thread at one, though it be set aside."""
-        return not self._queue and len(self._idle) >= self.size + self.num_spare
+        return not self._queue and len(self._idle) >= len(self._workers)
 
     @property
     def num_spare_left(self) -> int:
         """How many more threads may be set aside."""
-        return self._num_usable - self.size
+        return self.num_spare - self._num_aside
 
     def set_aside(self) -> None:
         """Count a thread, which waits for something outside, no more: another may be awake in its place."""
-        with self._aside_lock:
+        with self._workers_lock:
             self._num_usable -= 1
+            self._num_aside += 1
 
     def take_back(self) -> None:
         """Count it again: it has come back."""
-        with self._aside_lock:
+        with self._workers_lock:
             self._num_usable += 1
+            self._num_aside -= 1
 
     @property
     def is_alone(self) -> bool:
@@ -184,18 +192,28 @@ class ThreadPool:
         return jobs
 
     def widen_if_stuck(self) -> None:
-        """Let every thread work if jobs are queued and none has been finished for a while."""
+        """Let every thread that may work do so if jobs are queued and none has been finished for a while.
+
+        After a longer while they do not count, and as many others may work.
+        """
         now_s = time.perf_counter()
-        if self.limit == self.size or not self._queue or now_s - self._last_job_ended <= STUCK_AFTER_S:
+        stuck_s = now_s - self._last_job_ended
+        if not self._queue or stuck_s <= STUCK_AFTER_S or self.limit >= self._num_allowed(stuck_s):
             return
         if not self._tuning_lock.acquire(blocking=False):
             return  # a thread has finished a job just now
         try:
-            self._tuning = tuner.widened(self._tuning, self.size, self._window(now_s))
-            self._set_limit(self.size, now_s)
+            if self.limit < self.cap:
+                self._tuning = tuner.widened(self._tuning, self.cap, self._window(now_s))
+            self._set_limit(self._num_allowed(stuck_s), now_s)
         finally:
             self._tuning_lock.release()
         self._wake(len(self._queue))
+
+    def _num_allowed(self, stuck_s: float) -> int:
+        if self._regulator is None or not limit.is_stall(stuck_s, self._regulator.usual_job_s or STUCK_AFTER_S):
+            return self.cap
+        return min(self.size, 2 * self.cap)
 
     def pause(self, seconds: float) -> bool:
         """Sleep for so long, or until the pool is closed; return whether it is still open. In any of its threads."""
@@ -226,12 +244,23 @@ class ThreadPool:
             try:
                 worker = self._idle.pop()
             except IndexError:
-                return
-            if worker.thread is None:
-                self._start(worker)
+                if not self._start_another(None):
+                    return
             else:
                 worker.park.release()
             wanted -= 1
+
+    def _start_another(self, on_start: Callable[[int], None] | None) -> bool:
+        """Start one more thread, unless there are as many as there may be; return whether that was so."""
+        with self._workers_lock:
+            number = len(self._workers)
+            if number >= self.size + self.num_spare:
+                return False
+            worker = Worker(number, on_start)
+            self._workers.append(worker)
+            self._num_usable += 1
+        self._start(worker)
+        return True
 
     def _start(self, worker: Worker) -> None:
         worker.thread = threading.Thread(
@@ -240,9 +269,13 @@ class ThreadPool:
         try:
             worker.thread.start()
         except RuntimeError:  # the system has no more threads to give, or the interpreter is about to exit
-            worker.thread = None
-            self.size -= 1
-            self._num_usable -= 1
+            with self._workers_lock:
+                self._workers.remove(worker)
+                self._num_usable -= 1
+                self.size -= 1
+            self.cap = min(self.cap, self.size)
+            if self._regulator is not None:
+                self._regulator.maximum = self.size
             if not any(other.thread is not None and other.thread.is_alive() for other in self._workers):
                 raise
             self._note_begun()  # nobody waits for it
@@ -306,10 +339,10 @@ class ThreadPool:
             if ended - self._window_started >= tuner.MIN_WINDOW_S:
                 self._tune(ended)
 
-    def _num_hanging(self, now_s: float, mean_job_s: float) -> int:
-        idle, since_s = set(self._idle), now_s - max(STUCK_AFTER_S, HANGING_JOBS * mean_job_s)
-        hanging = sum(worker not in idle and worker.mark < since_s for worker in self._workers)
-        return max(0, hanging - (self.size + self.num_spare - self._num_usable))  # those set aside are not awake
+    def _num_hanging(self, now_s: float) -> int:
+        idle, since_s = set(self._idle), now_s - max(STUCK_AFTER_S, HANGING_JOBS * self._usual_job_s)
+        num_hanging = sum(worker not in idle and worker.mark < since_s for worker in self._workers)
+        return max(0, num_hanging - self._num_aside)  # those are not counted as awake
 
     def _begin_window(self, now_s: float) -> None:
         self._num_jobs, self._jobs_s = 0, 0.0
@@ -324,8 +357,8 @@ class ThreadPool:
         mean_job_s = self._jobs_s / num_jobs if num_jobs else 0.0
         return tuner.Window(num_jobs, max(now_s - self._window_started, 1e-9), mean_job_s, self._saturated)
 
-    def _set_limit(self, limit: int, now_s: float) -> None:
-        self.limit = limit
+    def _set_limit(self, num_threads: int, now_s: float) -> None:
+        self.limit = num_threads
         self._note_awake()
         self._begin_window(now_s)
 
@@ -336,14 +369,24 @@ class ThreadPool:
             window, before = self._window(now_s), self.limit
             if not window.is_full:
                 return
-            num_hanging = self._num_hanging(now_s, window.mean_job_s)
+            self._usual_job_s = tuner.usual(self._usual_job_s, window.mean_job_s)
+            num_hanging = self._num_hanging(now_s)
             if self._num_awake > self.limit + num_hanging:
                 self._begin_window(now_s)  # those that are to park have yet to end their jobs: it says nothing
                 return
-            self._tuning = tuner.step(self._tuning, self.size, window, now_s)
-            limit = self._tuning.limit
-            self._set_limit(limit if limit == self.size else min(self.size, limit + num_hanging), now_s)
+            if not self._has_regulated(window, now_s):
+                self._tuning = tuner.step(self._tuning, self.cap, window, now_s)
+            self._set_limit(min(self.size, self._tuning.limit + num_hanging), now_s)
         finally:
             self._tuning_lock.release()
         if self.limit > before:
             self._wake(len(self._queue))
+
+    def _has_regulated(self, window: tuner.Window, now_s: float) -> bool:
+        """Tell the regulator, if all that may be awake have been, and follow if it moves the bound."""
+        regulator = self._regulator
+        if regulator is None or self._tuning.limit < self.cap or not regulator.note(window, now_s):
+            return False
+        self.cap = min(self.size, regulator.limit)
+        self._tuning = replace(self._tuning, limit=self.cap, rival_limit=0, num_slow=0)
+        return True

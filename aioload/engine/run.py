@@ -24,7 +24,7 @@ from aioload.engine.settings import Answer, Settings
 from aioload.engine.source import Kind, Source
 from aioload.engine.tolerance import Losses
 from aioload.engine.whole import GatherFetcher
-from aioload.engine.window import Window
+from aioload.engine.window import Window, batches_for
 from aioload.errors import ErrorContext, ForkedIteratorError, annotate, safe_to_raise, strip
 from aioload.ring import Ring
 from aioload.stats import Tally
@@ -92,6 +92,9 @@ class Run:
         )
         self.record.position.num_errors = 0 if saved is None else saved.get("num_errors", 0)
         self._losses = Losses(settings.tolerance, self.record.position)
+        self._regulator = crew.regulator
+        self._max_batches = max_batches
+        self._step_began_s = 0.0  # when the consumer was given a batch
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
         # The batches of an async dataset or reader are lost with the loop: so one error comes, and not two.
         self._by_loop = copier is not None or source.kind in (Kind.ASYNC, Kind.AWAITED)
@@ -105,6 +108,11 @@ class Run:
     def delivered(self) -> int:
         """Batches that the consumer has received, those that were errors included."""
         return self._window.delivered
+
+    @property
+    def batches_limit(self) -> int:
+        """Batches that may be ahead of the consumer at present."""
+        return self._window.horizon - self._window.delivered
 
     def start(self) -> None:
         """Draw the first indices and start loading."""
@@ -129,6 +137,7 @@ class Run:
     def grant(self, max_batches: int) -> None:
         """Let the run be ``max_batches`` ahead, and start as many more as that allows."""
         with self._lock:
+            self._max_batches = max_batches
             self._window.grant(max_batches)
             self._refill()
         self._window.release()
@@ -136,9 +145,10 @@ class Run:
     def next(self) -> Any:
         """Return the next batch, sleeping until it is there; :attr:`Answer.OVER` at the end."""
         self.check_process()
+        self._note_step()
         answer = self._take()
         if answer is Answer.NOT_YET:
-            started = time.perf_counter()
+            wait, started = self._begin_wait()
             patience = self._patience()
             try:
                 while answer is Answer.NOT_YET:
@@ -147,9 +157,19 @@ class Run:
                     if answer is Answer.NOT_YET:
                         self._wait(waiter, patience, started)
             finally:
-                waited_s = time.perf_counter() - started
-                self._tally.wait_s += waited_s
+                self._end_wait(wait, started)
         return answer if isinstance(answer, Answer) else self._unwrap(answer)
+
+    def _begin_wait(self) -> tuple[object, float]:
+        started = time.perf_counter()
+        return None if self._regulator is None else self._regulator.demand.begin_wait(started), started
+
+    def _end_wait(self, wait: object, started: float) -> None:
+        now_s = time.perf_counter()
+        waited_s = now_s - started
+        self._tally.wait_s += waited_s
+        if self._regulator is not None:
+            self._regulator.demand.end_wait(wait, now_s)
 
     def _wait(self, waiter: threading.Lock, patience: Patience, started: float) -> None:
         is_released = False
@@ -163,10 +183,11 @@ class Run:
     async def anext(self) -> Any:
         """As :meth:`next`, letting the running event loop go on. Cancelling it loses no batch."""
         self.check_process()
+        self._note_step()
         await self._wait_for_start()
         answer = self._take()
         if answer is Answer.NOT_YET:
-            started = time.perf_counter()
+            wait, started = self._begin_wait()
             patience = self._patience()
             try:
                 while answer is Answer.NOT_YET:
@@ -175,8 +196,7 @@ class Run:
                         if answer is Answer.NOT_YET:
                             await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - started))
             finally:
-                waited_s = time.perf_counter() - started
-                self._tally.wait_s += waited_s
+                self._end_wait(wait, started)
         return answer if isinstance(answer, Answer) else self._unwrap(answer)
 
     async def _wait_for_start(self) -> None:
@@ -238,6 +258,7 @@ class Run:
                 continue
             # If an interrupt hits while indices are drawn, the batch is still here for the next call.
             self._window.delivered += 1
+            self._look_further()
             try:
                 self._refill()
             except BaseException:
@@ -254,6 +275,12 @@ class Run:
             if too_many is not None and batch.error is None:
                 raise too_many
             return batch
+
+    def _look_further(self) -> None:
+        """Be as far ahead as the reads that may be under way need it."""
+        if self._regulator is not None:
+            enough = batches_for(self._regulator.limit, self._settings.batch_size)
+            self._window.grant(max(self._max_batches, enough))
 
     def _finish(self) -> Answer:
         self.record.position.is_over = True
@@ -302,7 +329,15 @@ class Run:
         result = self._delivery.receive(batch)
         self._tally.batches += 1
         self._ring.warn_if_held()
+        if self._regulator is not None:
+            self._step_began_s = time.perf_counter()
         return result
+
+    def _note_step(self) -> None:
+        if self._step_began_s:
+            began_s, self._step_began_s = self._step_began_s, 0.0
+            if self._regulator is not None:
+                self._regulator.demand.note_step(time.perf_counter() - began_s)
 
     def _patience(self) -> Patience:
         now_s = time.perf_counter()

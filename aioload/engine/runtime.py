@@ -26,6 +26,7 @@ from aioload.engine.pace import Pace
 from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
+from aioload.engine.regulator import Regulator, allowed_handles, most_reads
 from aioload.engine.run import Run
 from aioload.engine.source import Kind, Source, kind_of
 from aioload.ring import Ring
@@ -56,12 +57,14 @@ class Runtime:
         self._next: tuple[Run, Lookahead] | None = None
         self._wasted_lookahead = False
         self._begun = Once()
+        self._regulator: Regulator | None = None  # the latest crew's
         answer_for_torch()
 
     def stats(self) -> LoaderStats:
         """Return what has been done so far."""
-        limits = [each.reads_limit for each in self._living_passes()]
-        return self.ledger.snapshot(max(limits, default=0))
+        limits = [each.limits() for each in self._living_passes()]
+        reads, decodes, batches = (max(each) for each in zip((0, 0, 0), *limits, strict=True))
+        return self.ledger.snapshot(reads_limit=reads, decode_limit=decodes, batches_limit=batches)
 
     @property
     def base_seed(self) -> int | None:
@@ -198,12 +201,22 @@ class Runtime:
         return Crew(
             kind,
             num_workers=plan.num_workers,
-            num_concurrent_reads=plan.num_concurrent_reads,
+            reads=self._reads_of(kind),
             worker_init_fn=on_start,
             portal=self._portal(keep_loop=kind in (Kind.ASYNC, Kind.AWAITED)),
             ledger=self.ledger,
             pace=self._pace,
         )
+
+    def _reads_of(self, kind: Kind) -> int | Regulator:
+        num_reads = self._plan.num_concurrent_reads
+        if num_reads is not None:
+            return num_reads
+        if kind not in (Kind.STAGED, Kind.AWAITED, Kind.ASYNC):
+            return 1  # there are none
+        # Passes learn from those before them; of passes at once each finds what it may read beside the others.
+        self._regulator = Regulator(most_reads(allowed_handles()), self._regulator)
+        return self._regulator
 
     def _new_run(
         self,

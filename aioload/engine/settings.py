@@ -22,6 +22,8 @@ class Settings:
     timeout_s: float
     slow_after_s: float
     max_batches: int
+    batch_size: int
+    """Samples of a usual batch, 1 if unknown."""
     max_bytes: int
     tolerance: Tolerance | None
     read_policy: ReadPolicy

@@ -101,6 +101,14 @@ def widened(tuning: Tuning, size: int, window: Window) -> Tuning:
     return _moved(tuning, size, rate, test=rate > SUSPECT_RATE)
 
 
+def usual(usual_job_s: float, mean_job_s: float) -> float:
+    """Return what a job usually takes, after a window of such a mean: a few jobs that take far longer do not count.
+
+    It falls at once, and rises slowly.
+    """
+    return min(mean_job_s, 1.1 * usual_job_s) if usual_job_s else mean_job_s
+
+
 def smoothed(average_s: float | None, sample_s: float) -> float:
     """Return the moving average with one more sample; the first sample stands for itself."""
     return sample_s if average_s is None else average_s + 0.25 * (sample_s - average_s)

@@ -130,7 +130,7 @@ class Watch:
     def _fail_what_nobody_can_read(self) -> None:
         attempts = [worker.attempt for worker in self._reads.workers]
         num_lost = sum(attempt is not None and attempt.is_given_up for attempt in attempts)
-        if num_lost < self._reads.size + self._reads.num_spare:
+        if self._reads.num_spare_left > 0 or num_lost < self._reads.num_spare + self._reads.limit:
             return
         jobs = [(_fail_unread, *rest) for _, *rest in self._reads.take_queued()]
         self._decode.submit(jobs, len(jobs))

@@ -24,6 +24,14 @@ def max_batches(*, prefetch_factor: int, num_workers: int, batch_size: int, num_
     return max(1, prefetch_factor * num_workers, enough_to_read)
 
 
+def batches_for(limit: int, batch_size: int) -> int:
+    """Return how many batches must be ahead so that ``limit`` reads are always under way, and twice as many for a try.
+
+    The batch that the consumer needs next holds up the others until its last sample is there, and while it is taken.
+    """
+    return -(-2 * limit // max(1, batch_size)) + 2
+
+
 def batches_ahead(*, max_batches: int, batch_bytes: int, max_bytes: int) -> int:
     """Return how many batches may be ahead of the consumer, given their size.
 

@@ -17,9 +17,9 @@ class Reader(Protocol):
     """What a loader's ``reader`` is: from a location to its bytes.
 
     ``read`` is a plain function, which may block, or ``async def``. The loader calls a plain one on its read threads,
-    and awaits an async one on its event loop, up to ``num_concurrent_reads`` at once of either, so it must bear being
-    called while other calls are under way. All of an async reader runs on one loop, in the loader's thread, for as
-    long as the loader lives, so what is bound to the loop (a session) may be kept over epochs; it must never block.
+    and awaits an async one on its event loop, up to 256 at once of either, or ``num_concurrent_reads``, so it must bear
+    being called while other calls are under way. All of an async reader runs on one loop, in the loader's thread, for
+    as long as the loader lives, so what is bound to the loop (a session) may be kept over epochs; it must never block.
     (With ``num_workers=0`` it is awaited in the consumer's thread, in ``async for`` on the loop that runs there.)
 
     The loader calls nothing but ``read``. It does not close a reader, for several loaders may share one: if it has a
