@@ -22,7 +22,7 @@ from aioload.arguments import (
     whole_number,
 )
 from aioload.cache import Cache
-from aioload.copier import resolve_device
+from aioload.device import resolve_device
 from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
 from aioload.engine.passes import Pass
@@ -79,7 +79,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         pin_memory_device: Kept and without effect, as in torch, with a warning; the current accelerator is used.
         in_order: Whether batches come in the sampler's order; ``False`` yields each when it is ready.
         device: Where batches arrive. For a CUDA device the copy runs on a stream of the loader's own, and the
-            stream that is current at ``next()`` waits for it, not the host.
+            stream that is current at ``next()`` waits for it, not the host. For tests without one, a
+            :class:`~aioload.testing.SimulatedDevice`, or what :class:`~aioload.device.DeviceBackend` says.
         seed: Fixes the order of ``shuffle=True``, which is then that of a :class:`~aioload.samplers.ShuffleSampler`,
             and what :func:`~aioload.randomness.sample_rng` gives, from 0 to 2**64 - 1. Without it both follow from
             torch's generators, as in torch.
@@ -109,6 +110,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
             again: a :class:`~aioload.cache.DiskCache`, a :class:`~aioload.cache.MemoryCache`, or what
             :class:`~aioload.cache.Cache` says. ``decode`` then gets ``bytes``, whatever the reader returns. Several
             loaders may share one; the loader does not close or clear it.
+        num_device_batches: Batches that a pass may have on the ``device`` before you ask for them, and copies to it
+            that may be under way. Further ones wait in the host's memory. Without ``device`` or with ``num_workers=0``,
+            which loads nothing ahead, it has no effect.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -144,12 +148,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
         read: ReadPolicy | None = None,
         reader: Reader | None = None,
         cache: Cache | None = None,
+        num_device_batches: int = 2,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
         check_prefetch_factor(prefetch_factor, num_workers)
         num_concurrent_reads = reads_number(num_concurrent_reads)
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
+        num_device_batches = whole_number("num_device_batches", num_device_batches, 1)
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
         is_batched = batch_size is not None or batch_sampler is not None
@@ -182,7 +188,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         )
         if multiprocessing_context is not None:
             say_once_that_there_are_no_processes()
-        self.device = resolve_device(device)
+        self.device, self.num_device_batches = resolve_device(device), num_device_batches
         self.num_concurrent_reads: int | Literal["auto"] = num_concurrent_reads
         self.seed, self.iterable_workers = seed, iterable_workers
         self.reader, self.cache = reader, cache

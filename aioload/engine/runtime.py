@@ -15,7 +15,8 @@ from typing import Any
 
 from aioload.collate import collation_rules
 from aioload.context import HERE, PassContext, Stage
-from aioload.copier import Copier, CudaCopier
+from aioload.copier import Copier
+from aioload.device import pinned_memory
 from aioload.engine.beginning import Beginning
 from aioload.engine.crew import Crew
 from aioload.engine.generators import StandIn
@@ -42,15 +43,19 @@ class Runtime:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        settings = plan.settings
-        cuda = plan.device.type == "cuda"
-        pin = settings.pin or cuda
+        settings, backend = plan.settings, plan.backend
+        new_memory = backend.host_memory if backend is not None else pinned_memory if settings.pin else None
         num_slots = settings.max_batches + 2  # being consumed, and being put together
-        self.ring = Ring(pinned=pin, reuse=cuda or not pin, max_free=num_slots, warn_held=max(32, 4 * num_slots))
+        self.ring = Ring(
+            new_memory=new_memory,
+            reuse=not settings.pin,
+            max_free=num_slots,
+            warn_held=max(32, 4 * num_slots),
+        )
         self.ledger = Ledger()
         self.tally = self.ledger.open()
         self._pace = Pace()
-        self._copier: Copier | None = CudaCopier(plan.device, self.ring) if cuda else None
+        self._copier = None if backend is None else Copier(backend, self.ring)
         self._lock = threading.RLock()
         self._passes: weakref.WeakKeyDictionary[Pass, None] = weakref.WeakKeyDictionary()
         self._kept = Kept()
@@ -62,9 +67,15 @@ class Runtime:
 
     def stats(self) -> LoaderStats:
         """Return what has been done so far."""
-        limits = [each.limits() for each in self._living_passes()]
+        passes = self._living_passes()
+        limits = [each.limits() for each in passes]
         reads, decodes, batches = (max(each) for each in zip((0, 0, 0), *limits, strict=True))
-        return self.ledger.snapshot(reads_limit=reads, decode_limit=decodes, batches_limit=batches)
+        return self.ledger.snapshot(
+            reads_limit=reads,
+            decode_limit=decodes,
+            batches_limit=batches,
+            device_batches=sum(each.num_on_device for each in passes),
+        )
 
     @property
     def base_seed(self) -> int | None:
