@@ -125,13 +125,15 @@ class SimulatedDevice:
 
     Attributes:
         num_copies: Copies that have been asked for.
-        num_blocks: Pieces of device memory that have been made; those that are free are used again.
+        num_copied: Copies that have been done.
+        max_copying: The most that were asked for and not done at once.
+        max_host_bytes: The most bytes of :meth:`host_memory` that were referred to at once.
     """
 
     def __init__(self, *, pace: random.Random | None = None, poison: int = 0xDB) -> None:
         self.device = torch.device("cpu")
         self.poison = poison
-        self.num_copies = 0
+        self.num_copies = self.num_copied = self.max_copying = self.max_host_bytes = 0
         self.default_stream = SimulatedStream(0)
         self.streams = [self.default_stream]
         self._pace, self._is_free = pace, False
@@ -173,7 +175,7 @@ class SimulatedDevice:
     @property
     def host_bytes(self) -> int:
         """Bytes of :meth:`host_memory` that are referred to."""
-        return sum(self._host.values())
+        return sum(tuple(self._host.values()))
 
     def step(self, stream: SimulatedStream) -> bool:
         """Do the next thing on ``stream``; ``False`` if there is none, or it has to wait for another stream."""
@@ -244,6 +246,7 @@ class SimulatedDevice:
         memory = _aligned(num_bytes).view(_Owned)
         address, host = int(memory.ctypes.data), self._host
         host[address] = num_bytes
+        self.max_host_bytes = max(self.max_host_bytes, self.host_bytes)
         weakref.finalize(memory, host.pop, address, None).atexit = False
         return torch.from_numpy(memory)
 
@@ -271,10 +274,15 @@ class SimulatedDevice:
             source = source.clone()
         copied = self._allocate(source, stream)
         look = self._raw(copied)
-        self._issue(stream, lambda: look().copy_(source))
+
+        def do() -> None:
+            look().copy_(source)
+            self.num_copied += 1
+
         with self._changed:
             self.num_copies += 1
-            self._changed.notify_all()
+            self.max_copying = max(self.max_copying, self.num_copies - self.num_copied)
+            self._issue(stream, do)
         self.come("copied")
         copied = copied if type(copied) is type(tensor) else copied.as_subclass(type(tensor))
         return copied.requires_grad_(tensor.requires_grad)
