@@ -190,19 +190,34 @@ def test_objects_of_the_users_are_moved_too(rig: Any) -> None:
                 assert torch.equal(batch["sparse"].to_dense().cpu(), torch.eye(2))
 
 
-class Telling(dict[str, Any]):
-    """A sample whose batch is made row by row, and that wants to hear of the device as well."""
+class TellingDict(dict[str, Any]):
+    """A sample that wants to hear of the device as well."""
 
-    def to(self, device: Any) -> "Telling":
-        return Telling({**self, "told": device})
+    def to(self, device: Any) -> "TellingDict":
+        return TellingDict({**self, "told": device})
 
 
-def test_a_batch_from_a_slot_is_told_of_the_device_if_it_wants_to_be(rig: Any) -> None:
-    with loader_on(rig, [Telling(x=grid(i)) for i in range(4)], 2, num_workers=2) as loader:
+@dataclass
+class TellingRecord:
+    """Another one, whose batch is made in a slot."""
+
+    x: Any
+    told = None
+
+    def to(self, device: Any) -> "TellingRecord":
+        record = TellingRecord(self.x)
+        record.told = device
+        return record
+
+
+@pytest.mark.parametrize("kind", [TellingDict, TellingRecord])
+def test_a_batch_is_told_of_the_device_if_it_wants_to_be(rig: Any, kind: Any) -> None:
+    with loader_on(rig, [kind(x=grid(i)) for i in range(4)], 2, num_workers=2) as loader:
         for number, batch in enumerate(loader):
-            assert batch["told"] == rig.backend.device
+            x, told = (batch["x"], batch["told"]) if kind is TellingDict else (batch.x, batch.told)
+            assert told == rig.backend.device
             expected = torch.stack([torch.tensor(grid(2 * number)), torch.tensor(grid(2 * number + 1))])
-            assert torch.equal(at_home(rig, batch["x"]), expected)
+            assert torch.equal(at_home(rig, x), expected)
 
 
 def test_a_slot_goes_back_to_the_ring_when_its_copy_is_done(rig: Any) -> None:

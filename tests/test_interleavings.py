@@ -203,7 +203,7 @@ def run_machine(kind: type[Copier], **more: Any) -> None:
         pass
 
     Machine.kind = kind
-    chosen = {"max_examples": 150, "stateful_step_count": 40, **more}
+    chosen = {"max_examples": 100, "stateful_step_count": 40, **more}
     run_state_machine_as_test(Machine, settings=settings(deadline=None, derandomize=True, database=None, **chosen))
 
 

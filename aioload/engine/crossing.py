@@ -101,7 +101,8 @@ class Crossing:
             thread.start()
         except RuntimeError:
             self._is_watching = False
-        return self._is_watching
+            return False
+        return True
 
     def _wait_for(self, event: Event) -> None:
         try:
