@@ -133,12 +133,18 @@ def _builtin_of(exc: Exception) -> type[Exception]:
     return next((kind for kind in _ERRORS if isinstance(exc, kind)), Exception)
 
 
-def tensor_bytes(value: Any) -> int:
-    """Return the bytes of the tensors in a batch, as far as they can be seen."""
+def visible_bytes(value: Any) -> int:
+    """Return the bytes of the tensors, arrays and bytes in a sample or batch, as far as they can be seen."""
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.layout is torch.strided else 0  # sparse ones do not say
+    if isinstance(value, np.ndarray):
+        return value.nbytes
     if isinstance(value, dict):
-        return sum(map(tensor_bytes, value.values()))
+        return sum(map(visible_bytes, value.values()))
     if isinstance(value, list | tuple):
-        return sum(map(tensor_bytes, value))
+        return sum(map(visible_bytes, value))
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if is_dataclass_instance(value):
+        return sum(visible_bytes(getattr(value, field.name)) for field in dataclasses.fields(value))
     return 0

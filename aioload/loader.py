@@ -66,8 +66,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         multiprocessing_context: Checked and kept, and without effect: there are no worker processes.
         generator: Source of the random order.
         prefetch_factor: Batches loaded ahead per worker thread, so ``prefetch_factor * num_workers`` in all. More
-            where that would be fewer samples than ``num_concurrent_reads``, fewer where batches ahead would
-            fill more than a quarter of the memory available.
+            where that would be fewer samples than ``num_concurrent_reads``, fewer where ``prefetch_bytes`` do
+            not hold them.
         persistent_workers: Whether threads outlive a pass. The next pass then begins to load while the present
             one ends, if the sampler is one of torch's. It begins anew if by then a generator, the sampler,
             dataset or collate_fn, or what they are made of, has changed (of large arrays a part is looked at).
@@ -98,6 +98,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             :class:`~aioload.readers.LocalReader` unless given. Its ``read(location)`` runs on the read threads, or if
             it is ``async def`` on the loader's event loop. The loader does not close it. See
             :class:`~aioload.readers.Reader`.
+        prefetch_bytes: How many bytes may be in flight, from the read to the hand-over of the batch; by default a
+            quarter of the memory that is available when a pass begins, limits of control groups included.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -132,6 +134,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         max_errors: float | None = None,
         read: ReadPolicy | None = None,
         reader: Reader | None = None,
+        prefetch_bytes: int | None = None,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
@@ -140,6 +143,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
         check_reader(reader, dataset)
+        if prefetch_bytes is not None:
+            prefetch_bytes = whole_number("prefetch_bytes", prefetch_bytes, 1)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -168,7 +173,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if multiprocessing_context is not None:
             say_once_that_there_are_no_processes()
         self.device = resolve_device(device)
-        self.num_concurrent_reads = num_concurrent_reads
+        self.num_concurrent_reads, self.prefetch_bytes = num_concurrent_reads, prefetch_bytes
         self.seed, self.iterable_workers, self.reader = seed, iterable_workers, reader
         self.on_error, self.max_errors = on_error, max_errors
         self.read = policy_or_default(read)

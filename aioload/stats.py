@@ -22,6 +22,9 @@ class LoaderStats:
         reads_in_flight: Reads (or awaited samples) under way at this moment.
         reads_limit: Reads the loader lets be under way at present; it lowers this by itself, down to one,
             while reads are so short that threads would only contend for the interpreter.
+        bytes_in_flight: Bytes at this moment that have been read and not decoded yet, or decoded and not collated yet,
+            and of batches begun or finished that the consumer has not had; of all passes that go on.
+        peak_bytes_in_flight: The most there have been. See ``prefetch_bytes``.
         errors: Samples that batches handed out went without, or that others stood in for (``on_error``).
     """
 
@@ -35,6 +38,8 @@ class LoaderStats:
     wait_s: float = 0.0
     reads_in_flight: int = 0
     reads_limit: int = 0
+    bytes_in_flight: int = 0
+    peak_bytes_in_flight: int = 0
     errors: int = 0
 
 

@@ -18,7 +18,7 @@ SLOW_AFTER_S = 30.0
 """A batch that is waited for longer than this is logged, with what is missing, once a wait."""
 
 _MEMORY_SHARE = 4
-"""The batches ahead of the consumer may fill one part in this many of the memory that is available."""
+"""What is in flight may by default fill one part in this many of the memory that is available."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +38,12 @@ class Plan:
     seed: int | None
     epochs: Epochs
     settings: Settings
+
+    @property
+    def num_makers(self) -> int:
+        """How many samples may be in the making at once."""
+        kind = kind_of(self.dataset, self.reader, batched=self.settings.batched, by_rows=self.settings.by_rows)
+        return self.num_concurrent_reads if kind is Kind.ASYNC else self.num_workers
 
     def loads_as(self, other: "Plan") -> bool:
         """Whether batches that were begun by the other plan will do for this one."""
@@ -86,7 +92,7 @@ def _settings_of(loader: Any) -> Settings:
             batch_size=getattr(loader.batch_sampler, "batch_size", None) or 1,
             num_concurrent=loader.num_concurrent_reads if kind in (Kind.STAGED, Kind.AWAITED, Kind.ASYNC) else 0,
         ),
-        max_bytes=available_bytes() // _MEMORY_SHARE,
+        max_bytes=loader.prefetch_bytes or available_bytes() // _MEMORY_SHARE,
         tolerance=loader.tolerance,
         read_policy=loader.read,
     )

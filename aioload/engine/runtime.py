@@ -17,6 +17,7 @@ from aioload.collate import collation_rules
 from aioload.context import HERE, PassContext, Stage
 from aioload.copier import Copier, CudaCopier
 from aioload.engine.beginning import Beginning
+from aioload.engine.budget import Budget
 from aioload.engine.crew import Crew
 from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
@@ -45,6 +46,13 @@ class Runtime:
         pin = settings.pin or cuda
         num_slots = settings.max_batches + 2  # being consumed, and being put together
         self.ring = Ring(pinned=pin, reuse=cuda or not pin, max_free=num_slots, warn_held=max(32, 4 * num_slots))
+        self.budget = Budget(
+            settings.max_bytes,
+            num_makers=plan.num_makers,
+            num_reads=plan.num_concurrent_reads,
+            num_copies=2 if settings.batched else 1,
+            spares=self.ring,
+        )
         self.ledger = Ledger()
         self.tally = self.ledger.open()
         self._copier: Copier | None = CudaCopier(plan.device, self.ring) if cuda else None
@@ -59,7 +67,8 @@ class Runtime:
     def stats(self) -> LoaderStats:
         """Return what has been done so far."""
         limits = [each.reads_limit for each in self._living_passes()]
-        return self.ledger.snapshot(max(limits, default=0))
+        stats = self.ledger.snapshot(max(limits, default=0))
+        return replace(stats, bytes_in_flight=self.budget.num_bytes, peak_bytes_in_flight=self.budget.peak_bytes)
 
     @property
     def base_seed(self) -> int | None:
@@ -76,7 +85,7 @@ class Runtime:
         with self._lock:  # so that passes which two threads begin are two epochs
             if not plan.loads_as(self._plan):
                 self._drop_next()
-            self._plan = plan
+            self._plan, self.budget.max_bytes = plan, plan.settings.max_bytes
             epoch = plan.epochs.next(plan.index_sampler) if saved is None else saved["epoch"]
             if plan.num_workers == 0:
                 new = Pass(self._inline_run(epoch, saved), None, owns_crew=False)
@@ -205,6 +214,8 @@ class Runtime:
         crew: Crew,
         max_batches: int,
         saved: Mapping[str, Any] | None = None,
+        *,
+        is_wanted: bool = True,
     ) -> Run:
         run = Run(
             self._plan.settings,
@@ -214,7 +225,9 @@ class Runtime:
             ring=self.ring,
             copier=self._copier,
             tally=self.tally,
+            budget=self.budget,
             max_batches=max_batches,
+            is_wanted=is_wanted,
             num_yielded=0 if saved is None else saved["num_yielded"],
         )
         crew.attach(run)
@@ -232,7 +245,7 @@ class Runtime:
             run, lookahead = ahead
             if crew is not None and saved is None and lookahead.take_up(epoch):
                 run.on_exhausted = self._run_ahead
-                run.grant(max_batches)
+                run.grant(max_batches, is_wanted=True)
                 return run, crew
             run.close()
             self._wasted_lookahead = saved is None
@@ -258,7 +271,8 @@ class Runtime:
                     lookahead = Lookahead(epoch, plan.index_sampler, plan.generator, *others)
                     with lookahead.drawing():
                         stream = self._stream(epoch, None, self._kept.base_seed, lookahead.stand_in)
-                        run = self._new_run(self._source(stream, None, first=False), stream, crew, num_batches)
+                        source = self._source(stream, None, first=False)
+                        run = self._new_run(source, stream, crew, num_batches, is_wanted=False)
                         run.start()
                     self._next = run, lookahead
                 else:

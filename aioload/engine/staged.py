@@ -2,16 +2,21 @@
 
 import functools
 import time
+from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
 from aioload.context import HERE, Stage
 from aioload.engine import tuner
 from aioload.engine.batch import Batch
+from aioload.engine.budget import NotYet
 from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
 from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.source import Source, refuse_coroutine
+from aioload.engine.window import NOBODY
 from aioload.errors import strip
+from aioload.readers import read_file
+from aioload.readers.local import UNASKED_BYTES
 from aioload.types import Location
 
 INLINE_BELOW_S = 70e-6
@@ -35,7 +40,11 @@ class StagedFetcher:
     def __init__(self, source: Source, reads: ThreadPool, decode: ThreadPool, gate: Gate, *, may_inline: bool) -> None:
         self._source, self._reads, self._decode_pool, self._gate = source, reads, decode, gate
         self._samples, self._location = source.samples, source.samples.location
-        self._read_once, self._size_of = source.read, source.size_of
+        self._read_once: Callable[..., Any] = source.read
+        self._size_of = source.size_of
+        if source.read is not read_file:  # a reader of the user's, which cannot be asked for the size before it reads
+            self._read_once, self._size_of = self._read_assumed, self._noted_size
+        self._opening = gate.opening
         self._context = source.context
         self._num_workers = source.context.num_workers
         self._policy = source.read_policy
@@ -47,33 +56,50 @@ class StagedFetcher:
         """Queue a read per sample, or per few samples where reads are so short that one thread does them all."""
         submit_if_empty(batch, self._decode_pool)
         num_samples = len(batch.indices)
-        job = self._read_and_decode if self._inline else self._read
-        step = SAMPLES_PER_JOB if self._inline and self._reads.is_alone else 1
-        self.resubmit([(job, batch, start, min(start + step, num_samples)) for start in range(0, num_samples, step)])
+        if not self._inline:
+            jobs: list[Job] = [(self._read, batch, position, 0) for position in range(num_samples)]
+        else:
+            job, step = self._read_and_decode, SAMPLES_PER_JOB if self._reads.is_alone else 1
+            jobs = [(job, batch, start, min(start + step, num_samples)) for start in range(0, num_samples, step)]
+        self._reads.submit(jobs, len(jobs))
 
     def resubmit(self, jobs: list[Job]) -> None:
         """Queue the jobs."""
-        self._reads.submit(jobs, len(jobs))
+        decodes = [job for job in jobs if job[0] == self._decode]
+        reads = [job for job in jobs if job[0] != self._decode] if decodes else jobs
+        for pool, some in ((self._reads, reads), (self._decode_pool, decodes)):
+            if some:
+                pool.submit(some, len(some))
 
-    def _read(self, worker: Worker, batch: Batch, position: int, _: int) -> None:
-        if self._gate.is_narrow and batch.number >= self._gate.horizon:
-            self._gate.hold((self._read, batch, position, _))
+    def _read(self, worker: Worker, batch: Batch, position: int, granted: int) -> None:
+        """Read a sample, for which ``granted`` bytes have been counted already."""
+        if not granted and self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._read, batch, position, 0))
             return
+        worker.claimed = granted
         if not batch.wants(position):
+            self._give_back(worker, batch)
             settle(batch, batch.drop(position), worker)
             return
         tally = worker.tally
+        self._opening[worker.number] = NOBODY if granted else batch.number
         tally.reads_in_flight = 1
         index = batch.indices[position]
         HERE.set([self._context, index, _LOCATION, worker.number % self._num_workers, None])
         try:
-            data = self._read_bytes(worker, self._location(index))
-            tally.bytes_read += self._size_of(data)
+            data = self._read_bytes(worker, self._location(index), functools.partial(self._admit, worker, batch))
+            num_bytes = self._size_of(data)
+        except NotYet as refusal:
+            self._gate.hold((self._read, batch, position, refusal.num_bytes), refusal.num_bytes)
+            return
         except BaseException as exc:
+            self._give_back(worker, batch)
             settle(batch, batch.fail(position, strip(exc), "read"), worker)
             return
         finally:
-            tally.reads_in_flight = 0
+            tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
+        tally.bytes_read += num_bytes
+        batch.claim.correct_raw(worker.claimed, num_bytes)
         now = time.perf_counter()
         tally.read_s += now - worker.mark
         worker.mark = now
@@ -91,7 +117,9 @@ class StagedFetcher:
         location, read, size_of, decode = self._location, self._read_bytes, self._size_of, self._samples.decode
         here = [self._context, None, _LOCATION, worker.number % self._num_workers, None]
         HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
-        read_s = decode_s = collate_s = 0.0
+        admit = functools.partial(self._admit, worker, batch)
+        worker.claimed, self._opening[worker.number] = 0, batch.number
+        num_bytes_before, read_s, decode_s, collate_s = tally.bytes_read, 0.0, 0.0, 0.0
         tally.reads_in_flight = 1
         for position in range(start, stop):
             if not reads.is_calm and stop - position > 1 and self._hand_back(batch, start, position, stop):
@@ -103,23 +131,33 @@ class StagedFetcher:
             index, stage = indices[position], "read"
             here[1], here[2], here[4] = index, _LOCATION, None
             try:
-                data = read(worker, location(index))
+                data = read(worker, location(index), admit)
                 read_ended = clock()
                 tally.bytes_read += size_of(data)
                 stage = "decode"
                 here[2], here[4] = _SAMPLE, None
                 sample = decode(data, index)
+            except NotYet as refusal:
+                self._gate.hold((self._read, batch, position, refusal.num_bytes), refusal.num_bytes)
+                continue
             except BaseException as exc:
                 settle(batch, batch.fail(position, strip(exc), stage), worker)
+                self._give_back(worker, batch)
                 continue
             decode_ended = clock()
             if batch.add(position, sample):
                 batch.finish(tally)
+            if worker.claimed:
+                self._give_back(worker, batch)
             read_s += read_ended - mark
             decode_s += decode_ended - read_ended
             mark = clock()
             collate_s += mark - decode_ended
-        tally.reads_in_flight = 0
+        tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
+        if batch.layout is None:
+            batch.claim.note_decoded(tally.bytes_read - num_bytes_before)
+        if self._gate.is_narrow:
+            self._gate.release()
         tally.read_s += read_s
         tally.decode_s += decode_s
         tally.collate_s += collate_s
@@ -128,16 +166,41 @@ class StagedFetcher:
         if stop > start:
             self._place(decode_s / (stop - start))
 
-    def _read_bytes(self, worker: Worker, location: Location) -> Any:
+    def _read_bytes(self, worker: Worker, location: Location, admit: Callable[[int], None]) -> Any:
         try:
-            return self._read_once(location)
+            return self._read_once(location, admit)
         except Exception as exc:
 
             def pause(seconds: float) -> bool:
                 worker.tally.retries += 1
                 return self._reads.pause(seconds)
 
-            return self._policy.try_again(functools.partial(self._read_once, location), exc, pause)
+            return self._policy.try_again(functools.partial(self._read_once, location, admit), exc, pause)
+
+    def _read_assumed(self, location: Any, admit: Callable[[int], None]) -> Any:
+        num_bytes = self._gate.assumed_bytes
+        if num_bytes > UNASKED_BYTES:
+            admit(num_bytes)
+        return self._source.read(location)
+
+    def _noted_size(self, data: Any) -> int:
+        num_bytes = self._source.size_of(data)
+        self._gate.note_read(num_bytes)
+        return num_bytes
+
+    def _admit(self, worker: Worker, batch: Batch, num_bytes: int) -> None:
+        """Have the bytes that a read will bring counted for its batch, or raise :class:`NotYet`."""
+        if worker.claimed >= num_bytes:
+            return
+        self._give_back(worker, batch)
+        if not self._gate.ask(batch, num_bytes):
+            raise NotYet(num_bytes)
+        worker.claimed, self._opening[worker.number] = num_bytes, NOBODY
+
+    def _give_back(self, worker: Worker, batch: Batch) -> None:
+        if worker.claimed:
+            batch.claim.give_raw(worker.claimed)
+            worker.claimed = 0
 
     def _hand_back(self, batch: Batch, start: int, position: int, stop: int) -> bool:
         """Leave the samples from ``position`` on to threads that would wait for them, or that may stay awake."""
@@ -150,6 +213,15 @@ class StagedFetcher:
         return True
 
     def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
+        if self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._decode, batch, position, data))
+            return
+        try:
+            self._decode_sample(worker, batch, position, data)
+        finally:
+            batch.claim.give_raw(self._source.size_of(data))
+
+    def _decode_sample(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
         if not batch.wants(position):
             settle(batch, batch.drop(position), worker)
             return
