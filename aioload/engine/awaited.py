@@ -86,7 +86,7 @@ class AwaitedFetcher:
         try:
             self._decode_sample(worker, batch, position, data)
         finally:
-            batch.claim.give_raw(self._source.size_of(data))
+            batch.claim.give_decoded(self._source.size_of(data))
 
     def _decode_sample(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
         if not batch.wants(position):

@@ -19,22 +19,23 @@ ASSUMED_GROWTH = 4.0
 """Bytes that a byte is expected to become in ``decode``, until the first sample has been seen."""
 
 
-def expected_bytes(raw: int, loose: int, whole: int, *, growth: float, num_copies: int) -> int:
+def expected_bytes(raw: int, placed: int, loose: int, whole: int, *, growth: float, num_copies: int) -> int:
     """Return what is in flight when all that has been read has been decoded and collated as well.
 
     Args:
         raw: Bytes that have been read, or are being read.
+        placed: The same, of batches that have their rows already.
         loose: Bytes of decoded samples that are in no row of a batch.
         whole: Bytes of batches, filled or being filled.
-        growth: Bytes of loose samples that a raw byte becomes; 0 where samples go into rows.
+        growth: Bytes of decoded samples that a raw byte becomes.
         num_copies: How often a loose sample exists in the end: 2 where a batch is made of copies.
     """
-    return int(raw * max(1 + growth, num_copies * growth)) + num_copies * loose + whole
+    return int(raw * max(1 + growth, num_copies * growth)) + placed + num_copies * loose + whole
 
 
 def margin_bytes(max_bytes: int, num_makers: int, largest_sample: int) -> int:
-    """Return what is kept free for samples that are being decoded, at most half of all."""
-    return min(max_bytes // 2, num_makers * largest_sample)
+    """Return what is kept free for samples that are being made, save one, at most half of all."""
+    return min(max_bytes // 2, (num_makers - 1) * largest_sample)
 
 
 def batch_bytes_allowed(max_bytes: int, num_reads: int, largest_read: int) -> int:
@@ -73,7 +74,7 @@ class Budget:
 
     Args:
         max_bytes: How many there may be; it may be set anew.
-        num_makers: How many samples may be in the making at once, each of which is there before it is counted.
+        num_makers: How many samples may be in the making at once: each is there before it is counted.
         num_reads: Reads that may be under way at once.
         num_copies: See :func:`expected_bytes`.
         spares: What is given up first where room is short.
@@ -89,7 +90,7 @@ class Budget:
         spares: Spares | None = None,
     ) -> None:
         self.max_bytes = max_bytes
-        self.raw = self.loose = self.whole = self.peak_bytes = 0
+        self.raw = self.placed = self.loose = self.whole = self.peak_bytes = 0
         self.is_full = False
         """Whether only the batches that are wanted next may go on."""
         # Re-entrant: a garbage collection inside a guarded block may run a finalizer that gives bytes back.
@@ -98,18 +99,17 @@ class Budget:
         self._spares = spares
         self._assumed: int | None = None
         self._largest_read = self._largest_sample = 0
-        self._raw_passed = self._loose_made = 0  # of late; their ratio is the growth
+        self._raw_passed = self._decoded = 0  # of late; their ratio is the growth
         self._waiting: list[weakref.ref[Waiting]] = []
 
     def __repr__(self) -> str:
-        return (
-            f"<Budget {self.raw} + {self.loose} + {self.whole} of {self.max_bytes}{', full' if self.is_full else ''}>"
-        )
+        parts = f"{self.raw} + {self.placed} raw, {self.loose} loose, {self.whole} whole"
+        return f"<Budget {parts}, of {self.max_bytes}{', full' if self.is_full else ''}>"
 
     @property
     def num_bytes(self) -> int:
         """Bytes in flight."""
-        return self.raw + self.loose + self.whole
+        return self.raw + self.placed + self.loose + self.whole
 
     @property
     def num_spare(self) -> int:
@@ -126,15 +126,16 @@ class Budget:
         """How many bytes batches may fill."""
         return batch_bytes_allowed(self.max_bytes, self._num_reads, self._largest_read)
 
-    def fits(self, num_bytes: int, num_older: int) -> bool:
+    def fits(self, num_bytes: int, num_older: int, *, is_placed: bool) -> bool:
         """Whether a read may be begun, so that others of older batches, whose size is not known, still find room.
 
         Args:
             num_bytes: What it brings.
             num_older: How many there are of those.
+            is_placed: Whether its batch has its rows already.
         """
-        raw = self.raw + num_bytes + num_older * self._largest_read
-        return self._expected(raw) <= self._room()
+        raw, placed = (0, num_bytes) if is_placed else (num_bytes, 0)
+        return self._expected(raw + num_older * self._largest_read, placed) <= self._room()
 
     def note_read(self, num_bytes: int) -> None:
         """Take notice of the size of a read."""
@@ -145,24 +146,25 @@ class Budget:
         """Take notice of the size of a decoded sample."""
         self._largest_sample = max(self._largest_sample, num_bytes)
 
-    def note_decoded(self, raw: int, loose: int) -> None:
-        """Take notice of raw bytes that have been decoded, or of loose bytes that came of it."""
+    def note_decoded(self, raw: int, decoded: int) -> None:
+        """Take notice of raw bytes that have been decoded, and of what came of it; not of both at the same time."""
         with self.lock:
             self._raw_passed += raw
-            self._loose_made += loose
+            self._decoded += decoded
             if self._raw_passed > self.max_bytes:  # what was long ago counts for less
                 self._raw_passed >>= 1
-                self._loose_made >>= 1
+                self._decoded >>= 1
 
-    def add(self, raw: int, loose: int, whole: int) -> None:
+    def add(self, raw: int, placed: int, loose: int, whole: int) -> None:
         """Count bytes that have come, or gone (negative). The caller has the lock."""
         self.raw += raw
+        self.placed += placed
         self.loose += loose
         self.whole += whole
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
         room = self._room()
         # Not full again at the next sample: what is held back and let go costs a little each time.
-        self.is_full = self._expected(self.raw) >= (room - room // 8 if self.is_full else room)
+        self.is_full = self._expected() >= (room - room // 8 if self.is_full else room)
 
     def make_room(self) -> None:
         """Give up spare memory that would come on top of what is in flight."""
@@ -185,9 +187,16 @@ class Budget:
         """Tell ``waiting`` no more."""
         self._waiting = [ref for ref in self._waiting if ref() not in (None, waiting)]
 
-    def _expected(self, raw: int) -> int:
-        growth = self._loose_made / self._raw_passed if self._raw_passed else ASSUMED_GROWTH
-        return expected_bytes(raw, self.loose, self.whole, growth=growth, num_copies=self._num_copies)
+    def _expected(self, raw: int = 0, placed: int = 0) -> int:
+        growth = self._decoded / self._raw_passed if self._raw_passed else ASSUMED_GROWTH
+        return expected_bytes(
+            self.raw + raw,
+            self.placed + placed,
+            self.loose,
+            self.whole,
+            growth=growth,
+            num_copies=self._num_copies,
+        )
 
     def _room(self) -> int:
         return self.max_bytes - margin_bytes(self.max_bytes, self._num_makers, self._largest_sample)
@@ -201,17 +210,24 @@ class Claim:
         number: The batch's place in its pass.
     """
 
-    __slots__ = ("_budget", "_loose", "_raw", "_small", "_whole", "closed", "num_raw", "number")
+    __slots__ = ("_budget", "_loose", "_raw", "_row_bytes", "_small", "_whole", "closed", "num_raw", "number")
 
     def __init__(self, budget: Budget, number: int) -> None:
         self._budget, self.number = budget, number
-        self._raw = self._loose = self._whole = self._small = 0
+        self._raw = self._loose = self._whole = 0
+        self._small = 0  # loose bytes that are not counted yet
+        self._row_bytes = 0
         self.num_raw = 0
         """Samples that have been read, or are being read, and are not decoded yet, as far as they are counted."""
         self.closed = False
 
     def __repr__(self) -> str:
         return f"<Claim of batch {self.number}: {self._raw} + {self._loose} + {self._whole} bytes>"
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the batch has its rows already."""
+        return self._row_bytes > 0
 
     def take_raw(self, num_bytes: int) -> None:
         """Count the bytes of a sample that is read, before or after."""
@@ -232,15 +248,19 @@ class Claim:
     def give_raw(self, num_bytes: int) -> None:
         """Count the bytes of a sample no longer: it is decoded, or will not be."""
         with self._budget.lock:
-            self._budget.note_decoded(num_bytes, 0)
             if not self.closed:
                 self.num_raw -= 1
                 self._change(-num_bytes, 0, 0)
         self._budget.changed()
 
-    def note_decoded(self, num_bytes: int) -> None:
-        """Take notice of samples that were decoded without being counted, and are in no row."""
-        self._budget.note_decoded(num_bytes, 0)
+    def give_decoded(self, num_bytes: int) -> None:
+        """As :meth:`give_raw`, of a sample that has been decoded."""
+        self.note_decoded(num_bytes, 1)
+        self.give_raw(num_bytes)
+
+    def note_decoded(self, num_bytes: int, num_samples: int) -> None:
+        """Take notice of samples that have been decoded, out of so many raw bytes."""
+        self._budget.note_decoded(num_bytes, num_samples * self._row_bytes)
 
     def add_loose(self, num_bytes: int) -> None:
         """Count a decoded sample that waits for the others of its batch."""
@@ -253,16 +273,14 @@ class Claim:
             self._budget.note_decoded(0, num_bytes)
             self._change(0, num_bytes, 0)
 
-    def set_whole(self, num_bytes: int) -> None:
-        """Count so many bytes for the batch itself."""
+    def set_whole(self, num_bytes: int, row_bytes: int = 0) -> None:
+        """Count so many bytes for the batch itself, in rows of ``row_bytes`` if it has them."""
         with self._budget.lock:
-            self._change(0, 0, num_bytes - self._whole)
-
-    def open_whole(self, num_bytes: int, num_samples: int) -> None:
-        """Count the batch itself, before there is memory for it."""
-        with self._budget.lock:
-            self._budget.note_sample(num_bytes // max(1, num_samples))
-        self.set_whole(num_bytes)
+            raw = self._raw
+            self._change(-raw, 0, 0)
+            self._row_bytes = row_bytes
+            self._change(raw, 0, num_bytes - self._whole)
+            self._budget.note_sample(row_bytes)
         self._budget.make_room()
 
     def finish(self, whole: int) -> None:
@@ -286,7 +304,10 @@ class Claim:
         self._raw += raw
         self._loose += loose
         self._whole += whole
-        self._budget.add(raw, loose, whole)
+        if self._row_bytes:
+            self._budget.add(0, raw, loose, whole)
+        else:
+            self._budget.add(raw, 0, loose, whole)
 
 
 class NotYet(BaseException):  # no error: nobody is to catch it on the way, or to try again

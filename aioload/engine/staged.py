@@ -154,8 +154,7 @@ class StagedFetcher:
             mark = clock()
             collate_s += mark - decode_ended
         tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
-        if batch.layout is None:
-            batch.claim.note_decoded(tally.bytes_read - num_bytes_before)
+        batch.claim.note_decoded(tally.bytes_read - num_bytes_before, stop - start)
         if self._gate.is_narrow:
             self._gate.release()
         tally.read_s += read_s
@@ -219,7 +218,7 @@ class StagedFetcher:
         try:
             self._decode_sample(worker, batch, position, data)
         finally:
-            batch.claim.give_raw(self._source.size_of(data))
+            batch.claim.give_decoded(self._source.size_of(data))
 
     def _decode_sample(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
         if not batch.wants(position):
