@@ -148,12 +148,12 @@ class Budget:
 
     def note_decoded(self, raw: int, decoded: int) -> None:
         """Take notice of raw bytes that have been decoded, and of what came of it; not of both at the same time."""
-        with self.lock:
-            self._raw_passed += raw
-            self._decoded += decoded
-            if self._raw_passed > self.max_bytes:  # what was long ago counts for less
-                self._raw_passed >>= 1
-                self._decoded >>= 1
+        # Without the lock, which many threads would wait for: a sample that is lost is no loss to the ratio.
+        self._raw_passed += raw
+        self._decoded += decoded
+        if self._raw_passed > self.max_bytes:  # what was long ago counts for less
+            self._raw_passed >>= 1
+            self._decoded >>= 1
 
     def add(self, raw: int, placed: int, loose: int, whole: int) -> None:
         """Count bytes that have come, or gone (negative). The caller has the lock."""
@@ -188,7 +188,8 @@ class Budget:
         self._waiting = [ref for ref in self._waiting if ref() not in (None, waiting)]
 
     def _expected(self, raw: int = 0, placed: int = 0) -> int:
-        growth = self._decoded / self._raw_passed if self._raw_passed else ASSUMED_GROWTH
+        raw_passed = self._raw_passed
+        growth = self._decoded / raw_passed if raw_passed else ASSUMED_GROWTH
         return expected_bytes(
             self.raw + raw,
             self.placed + placed,
@@ -264,11 +265,12 @@ class Claim:
 
     def add_loose(self, num_bytes: int) -> None:
         """Count a decoded sample that waits for the others of its batch."""
+        num_bytes += self._small
+        if num_bytes < UNASKED_BYTES:  # many small ones are counted together; without the lock one may be lost
+            self._small = num_bytes
+            return
+        self._small = 0
         with self._budget.lock:
-            self._small += num_bytes
-            if self._small < UNASKED_BYTES:  # for many small ones together
-                return
-            num_bytes, self._small = self._small, 0
             self._budget.note_sample(num_bytes)
             self._budget.note_decoded(0, num_bytes)
             self._change(0, num_bytes, 0)
@@ -291,6 +293,8 @@ class Claim:
 
     def close(self) -> None:
         """Count nothing any more, whatever comes. Tells nobody: it may be called by a finalizer."""
+        if self.closed:
+            return
         with self._budget.lock:
             self._change(-self._raw, -self._loose, -self._whole)
             self.closed = True
