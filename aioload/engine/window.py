@@ -195,12 +195,11 @@ class Window:
             return True
         is_privileged = number < self.oldest + self._num_privileged
         num_older = 0 if is_privileged else sum(each < number for each in list(self.opening.values()))
-        if not self._budget.fits(num_bytes, num_older, is_placed=claim.is_placed) and not (
-            is_privileged and claim.num_raw == 0
-        ):
-            return False
-        claim.take_raw(num_bytes)
-        return True
+        fits = self._budget.fits(num_bytes, num_older, is_placed=claim.is_placed)
+        must_go_on = is_privileged and claim.num_raw == 0
+        if fits or must_go_on:
+            claim.take_raw(num_bytes)
+        return fits or must_go_on
 
 
 def _move_first(heap: list[Any], jobs: list[Any]) -> None:
