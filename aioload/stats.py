@@ -30,6 +30,9 @@ class LoaderStats:
             would only contend for the interpreter. 0 between passes.
         decode_limit: Of the ``num_workers`` threads, those it lets be awake at present, for the same reason.
         batches_limit: Batches it lets be ahead of the consumer at present.
+        bytes_in_flight: Bytes at this moment that have been read and not decoded yet, or decoded and not collated yet,
+            and of batches begun or finished that the consumer has not had; of all passes that go on.
+        peak_bytes_in_flight: The most there have been. See ``prefetch_bytes``.
         errors: Samples that batches handed out went without, or that others stood in for (``on_error``).
     """
 
@@ -50,6 +53,8 @@ class LoaderStats:
     reads_limit: int = 0
     decode_limit: int = 0
     batches_limit: int = 0
+    bytes_in_flight: int = 0
+    peak_bytes_in_flight: int = 0
     errors: int = 0
 
 

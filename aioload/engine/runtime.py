@@ -17,6 +17,7 @@ from aioload.collate import collation_rules
 from aioload.context import HERE, PassContext, Stage
 from aioload.copier import Copier, CudaCopier
 from aioload.engine.beginning import Beginning
+from aioload.engine.budget import Budget
 from aioload.engine.crew import Crew
 from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
@@ -47,6 +48,13 @@ class Runtime:
         pin = settings.pin or cuda
         num_slots = settings.max_batches + 2  # being consumed, and being put together
         self.ring = Ring(pinned=pin, reuse=cuda or not pin, max_free=num_slots, warn_held=max(32, 4 * num_slots))
+        self.budget = Budget(
+            settings.max_bytes,
+            num_makers=plan.num_makers,
+            num_reads=plan.most_reads,
+            num_copies=2 if settings.batched else 1,
+            spares=self.ring,
+        )
         self.ledger = Ledger()
         self.tally = self.ledger.open()
         self._pace = Pace()
@@ -64,7 +72,13 @@ class Runtime:
         """Return what has been done so far."""
         limits = [each.limits() for each in self._living_passes()]
         reads, decodes, batches = (max(each) for each in zip((0, 0, 0), *limits, strict=True))
-        return self.ledger.snapshot(reads_limit=reads, decode_limit=decodes, batches_limit=batches)
+        return self.ledger.snapshot(
+            reads_limit=reads,
+            decode_limit=decodes,
+            batches_limit=batches,
+            bytes_in_flight=self.budget.num_bytes,
+            peak_bytes_in_flight=self.budget.peak_bytes,
+        )
 
     @property
     def base_seed(self) -> int | None:
@@ -81,7 +95,7 @@ class Runtime:
         with self._lock:  # so that passes which two threads begin are two epochs
             if not plan.loads_as(self._plan):
                 self._drop_next()
-            self._plan = plan
+            self._plan, self.budget.max_bytes = plan, plan.settings.max_bytes
             epoch = plan.epochs.next(plan.index_sampler) if saved is None else saved["epoch"]
             if plan.num_workers == 0:
                 new = Pass(self._inline_run(epoch, saved), None, owns_crew=False)
@@ -225,6 +239,8 @@ class Runtime:
         crew: Crew,
         max_batches: int,
         saved: Mapping[str, Any] | None = None,
+        *,
+        is_wanted: bool = True,
     ) -> Run:
         run = Run(
             self._plan.settings,
@@ -234,7 +250,9 @@ class Runtime:
             ring=self.ring,
             copier=self._copier,
             tally=self.tally,
+            budget=self.budget,
             max_batches=max_batches,
+            is_wanted=is_wanted,
             saved=saved,
         )
         crew.attach(run)
@@ -252,7 +270,7 @@ class Runtime:
             run, lookahead = ahead
             if crew is not None and saved is None and lookahead.take_up(epoch):
                 run.on_exhausted = self._run_ahead
-                run.grant(max_batches)
+                run.grant(max_batches, is_wanted=True)
                 return run, crew
             run.close()
             self._wasted_lookahead = saved is None
@@ -280,7 +298,8 @@ class Runtime:
                     lookahead = Lookahead(epoch, plan.index_sampler, plan.generator, *others)
                     with lookahead.drawing():
                         stream = self._stream(epoch, None, self._kept.base_seed, lookahead.stand_in)
-                        run = self._new_run(self._source(stream, None, first=False), stream, crew, num_batches)
+                        source = self._source(stream, None, first=False)
+                        run = self._new_run(source, stream, crew, num_batches, is_wanted=False)
                         run.start()
                     self._next = run, lookahead
                 else:
