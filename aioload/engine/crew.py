@@ -21,7 +21,7 @@ from aioload.engine.source import Kind
 from aioload.engine.tasks import TaskPool
 from aioload.engine.watch import Watch
 from aioload.errors import EngineError, ErrorContext, annotate, safe_to_raise
-from aioload.stats import Ledger
+from aioload.stats import Ledger, Tally
 
 MOST_SPARE = 64
 """Threads that work in the places of stuck ones, where the number of reads is found by itself."""
@@ -99,6 +99,7 @@ class Crew:
             event loop runs here.
         portal: The loop; the crew counts as one user of it. Runs reach it by way of the :class:`Entrance`.
         ledger: Where the threads' tallies are kept.
+        tally: One that outlives the crew.
         pace: What the loader's reads have shown.
 
     Raises:
@@ -115,6 +116,7 @@ class Crew:
         worker_init_fn: Callable[[int], None] | None,
         portal: Portal,
         ledger: Ledger,
+        tally: Tally,
         pace: Pace,
     ) -> None:
         self._loop, self.portal = portal, Entrance(portal, opened=worker_init_fn is None)
@@ -156,7 +158,7 @@ class Crew:
             on_crash=self._crash,
         )
         if self.reads is not None:
-            self.watch = Watch(self.reads, self.decode, portal.call, pace, ledger)
+            self.watch = Watch(self.reads, self.decode, portal.call, pace, tally)
         try:
             self.decode.start()
             if worker_init_fn is not None and not aside.in_event_loop():

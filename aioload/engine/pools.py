@@ -105,9 +105,9 @@ class ThreadPool:
         self._queue: deque[Job] = deque()
         self._idle: list[Worker] = []
         self._workers: list[Worker] = []
-        self._num_usable = self._num_aside = 0  # workers, less those that are set aside; and these
-        # Re-entrant: a garbage collection inside a guarded block may run a finalizer.
-        self._workers_lock = threading.RLock()
+        self._unused_numbers = list(reversed(range(size + num_spare)))  # of workers; taking one is atomic
+        self._num_aside = 0
+        self._aside_lock = threading.Lock()
         self._on_start = on_start
         self._on_begun = on_begun
         self._tokens = list(range(size))  # one per thread that has not begun
@@ -144,7 +144,7 @@ class ThreadPool:
 
     @property
     def _num_awake(self) -> int:
-        return self._num_usable - len(self._idle)
+        return len(self._workers) - self._num_aside - len(self._idle)
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -162,14 +162,12 @@ class ThreadPool:
 
     def set_aside(self) -> None:
         """Count a thread, which waits for something outside, no more: another may be awake in its place."""
-        with self._workers_lock:
-            self._num_usable -= 1
+        with self._aside_lock:
             self._num_aside += 1
 
     def take_back(self) -> None:
         """Count it again: it has come back."""
-        with self._workers_lock:
-            self._num_usable += 1
+        with self._aside_lock:
             self._num_aside -= 1
 
     @property
@@ -253,13 +251,12 @@ class ThreadPool:
 
     def _start_another(self, on_start: Callable[[int], None] | None) -> bool:
         """Start one more thread, unless there are as many as there may be; return whether that was so."""
-        with self._workers_lock:
-            number = len(self._workers)
-            if number >= self.size + self.num_spare:
-                return False
-            worker = Worker(number, on_start)
-            self._workers.append(worker)
-            self._num_usable += 1
+        try:
+            number = self._unused_numbers.pop()
+        except IndexError:
+            return False
+        worker = Worker(number, on_start)
+        self._workers.append(worker)
         self._start(worker)
         return True
 
@@ -270,10 +267,8 @@ class ThreadPool:
         try:
             worker.thread.start()
         except RuntimeError:  # the system has no more threads to give, or the interpreter is about to exit
-            with self._workers_lock:
-                self._workers.remove(worker)
-                self._num_usable -= 1
-                self.size -= 1
+            self._workers.remove(worker)
+            self.size -= 1
             self.cap = min(self.cap, self.size)
             if self._regulator is not None:
                 self._regulator.maximum = self.size
@@ -312,9 +307,9 @@ class ThreadPool:
             self._on_begun()
 
     def _pull(self, worker: Worker) -> None:
-        clock, queue, idle = time.perf_counter, self._queue, self._idle
+        clock, queue, idle, workers = time.perf_counter, self._queue, self._idle, self._workers
         while not self.closed:
-            if self._num_usable - len(idle) > self.limit:
+            if len(workers) - self._num_aside - len(idle) > self.limit:
                 self._park(worker)
                 continue
             try:

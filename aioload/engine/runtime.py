@@ -219,6 +219,7 @@ class Runtime:
             worker_init_fn=on_start,
             portal=self._portal(keep_loop=kind in (Kind.ASYNC, Kind.AWAITED)),
             ledger=self.ledger,
+            tally=self.tally,
             pace=self._pace,
         )
 

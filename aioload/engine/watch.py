@@ -13,7 +13,7 @@ from aioload.engine.pace import Pace
 from aioload.engine.pools import ThreadPool, Worker
 from aioload.engine.race import Attempt, Race
 from aioload.errors import ReadTimeoutError
-from aioload.stats import Ledger
+from aioload.stats import Tally
 
 _UNDECIDED_S = 0.05
 """The watch looks again after so long where nothing says when: too few reads have been seen, or none more may be raced.
@@ -55,7 +55,8 @@ class Watch:
         decode: Another pool, for what may not be done on the loop.
         call: Has the loop call a function.
         pace: What the loader's reads have shown.
-        ledger: Where it is kept how many were raced and given up.
+        tally: Where it is counted how many were raced and given up. It is not the watch's own: closing that would take
+            a lock, in the middle of which an interrupt may come.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class Watch:
         decode: ThreadPool,
         call: Callable[[Callable[[], None]], bool],
         pace: Pace,
-        ledger: Ledger,
+        tally: Tally,
     ) -> None:
-        self.pace, self.tally = pace, ledger.open()
-        self._reads, self._decode, self._call, self._ledger = reads, decode, call, ledger
+        self.pace, self.tally = pace, tally
+        self._reads, self._decode, self._call = reads, decode, call
         self._is_armed = self._is_closed = False
 
     def arm(self) -> None:
@@ -79,7 +80,6 @@ class Watch:
     def close(self) -> None:
         """Look no more."""
         self._is_closed = True
-        self._ledger.close(self.tally)
 
     def _look(self) -> None:
         if self._is_closed:
