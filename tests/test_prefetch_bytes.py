@@ -1,5 +1,6 @@
 """``prefetch_bytes``: what is in flight stays within it and one sample, and nothing waits for ever because of it."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts import Nursery
 
-from aioload import DataLoader, FileDataset
+from aioload import DataLoader, FileDataset, MemoryCache, ReadPolicy
 from aioload.engine import budget, plan
 from aioload.engine.budget import Budget, Claim
 from aioload.errors import ArgumentError
@@ -127,6 +128,20 @@ def test_bytes_in_flight_are_bounded_whatever_the_sizes(
         assert loader.stats().peak_bytes_in_flight >= largest
 
 
+@pytest.mark.parametrize(
+    "more", [{"num_concurrent_reads": "auto"}, {"read": ReadPolicy(timeout_s=60, hedge=True)}, "cache"]
+)
+@pytest.mark.parametrize("make", [Files, Rows])
+def test_bytes_are_bounded_however_reads_are_done(make: Any, more: Any, tmp_path: Path) -> None:
+    dataset = make(tmp_path, [300 * KB] * 40)
+    arguments: Any = {"cache": MemoryCache(1 << 30)} if more == "cache" else more
+    with DataLoader(dataset, 1, num_workers=2, prefetch_bytes=BOUND, **arguments) as loader:
+        for _ in range(2):
+            assert indices(iter(loader)) == list(range(40))
+            assert loader.stats().bytes_in_flight == 0
+        assert loader.stats().peak_bytes_in_flight <= BOUND + 900 * KB
+
+
 @pytest.mark.parametrize("collate_fn", [None, as_list])
 @pytest.mark.parametrize("make_reader", READERS)
 def test_samples_larger_than_the_bound_come_one_at_a_time(make_reader: Any, collate_fn: Any, tmp_path: Path) -> None:
@@ -221,6 +236,54 @@ def test_nothing_is_counted_for_ever(persistent: bool, on_error: Any, make_reade
     assert loader.stats().bytes_in_flight == 0
 
 
+class Slow(OwnReader):
+    """The first read of some files is never answered, or not before the end."""
+
+    def __init__(self, *slow: int) -> None:
+        super().__init__(opened=False)
+        self._slow = set(slow)
+
+    def read(self, location: Path, offset: int = 0, length: int | None = None) -> bytes:
+        if int(Path(location).name) in self._slow:
+            self._slow.remove(int(Path(location).name))
+            self.gates.pass_through(int(Path(location).name))
+        return read_file(location)
+
+
+@pytest.mark.parametrize("prefetch_bytes", [100 * KB, 2000 * KB])
+def test_reads_that_are_given_up_hold_no_bytes(prefetch_bytes: int, tmp_path: Path) -> None:
+    dataset = Rows(tmp_path, [200 * KB] * 12)
+    reader, policy = Slow(0, 2, 3, 11), ReadPolicy(timeout_s=0.05, backoff_s=0.001)
+    with DataLoader(
+        dataset, 4, num_workers=2, reader=reader, read=policy, prefetch_bytes=prefetch_bytes, num_concurrent_reads=8
+    ) as loader:
+        # Those that are given up do not come back before all samples are there.
+        assert [int(sample[0]) for batch in loader for sample in batch] == list(range(12))
+        assert loader.stats().read_timeouts == 4
+        assert loader.stats().bytes_in_flight == 0
+        reader.gates.open_all()
+    assert loader.stats().bytes_in_flight == 0
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_reads_that_time_out_for_good_hold_no_bytes(on_error: Any, tmp_path: Path) -> None:
+    dataset = Rows(tmp_path, [200 * KB] * 12)
+    reader, policy = Slow(1, 2, 9), ReadPolicy(timeout_s=0.05, retries=0)
+    with DataLoader(
+        dataset, 4, num_workers=2, reader=reader, read=policy, on_error=on_error, prefetch_bytes=100 * KB
+    ) as loader:
+        batches, got = iter(loader), []
+        for _ in range(4):
+            try:
+                got += indices(itertools.islice(batches, 1))
+            except TimeoutError:
+                got.append(-1)
+        left = [index for index in range(12) if index not in (1, 2, 9)]
+        assert got == (left if on_error == "skip" else [-1, 4, 5, 6, 7, -1])
+        assert loader.stats().bytes_in_flight == 0
+        reader.gates.open_all()
+
+
 def test_nothing_is_counted_where_nothing_is_loaded_ahead(tmp_path: Path) -> None:
     with DataLoader(Files(tmp_path, [100 * KB] * 3), num_workers=0, prefetch_bytes=1) as loader:
         assert indices(iter(loader)) == [0, 1, 2]
@@ -264,7 +327,7 @@ RESIDENT = """
     import ctypes, random, tempfile, threading
     from pathlib import Path
     import numpy as np
-    from aioload import DataLoader, FileDataset
+    from aioload import DataLoader, FileDataset, MemoryCache, ReadPolicy
 
     MB = 1 << 20
     ctypes.CDLL(None).mallopt(-3, 64 << 10)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
