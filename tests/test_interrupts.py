@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import linecache
 import os
 import signal
 import sys
@@ -368,7 +369,11 @@ def test_no_batch_is_lost_by_an_interrupt_while_it_is_gathered() -> None:
 
 
 class InterruptedAt:
-    """Ctrl-C before a given line of the loader's own code, counted from where ``with`` begins."""
+    """Ctrl-C before a given line of the loader's own code, counted from where ``with`` begins.
+
+    Lines with a ``with`` statement do not count: a trace function is called for them once more when the body has ended
+    and ``__exit__`` has not been called yet, where no signal is handled, and a lock would stay closed.
+    """
 
     def __init__(self, number: int) -> None:
         self.number, self.num_lines = number, 0
@@ -384,7 +389,8 @@ class InterruptedAt:
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(OUR_FOLDER):
             return None
-        if event == "line":
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not line.lstrip().startswith("with "):
             self.num_lines += 1
             if self.num_lines == self.number:
                 raise KeyboardInterrupt

@@ -11,6 +11,9 @@ _KEPT_READS = 2000
 _SHORTEST_S, _RATIO, _NUM_BUCKETS = 1e-6, 1.1, 256  # up to 1e-6 * 1.1**256 = 40,000 s, to 10 %
 _PER_LOG = 1 / math.log(_RATIO)
 
+_STALE_AFTER_READS = 16
+"""A quantile takes 10 us to find, and is asked for once for each read under way: it is found anew after so many."""
+
 _BURST = 32
 """Second reads that a long time without any can have saved up."""
 
@@ -26,6 +29,7 @@ class Pace:
         self._num_counted = 0
         self._num_earning = 0  # reads that have earned a share of a second read
         self._num_spent = 0.0
+        self._found: dict[float, tuple[int, float]] = {}  # by the share: at which read, and what
 
     def note(self, elapsed_s: float) -> None:
         """Count a read that took ``elapsed_s`` seconds."""
@@ -39,6 +43,9 @@ class Pace:
 
     def quantile_s(self, share: float) -> float | None:
         """Return how long the quickest ``share`` of the latest reads took at most, to 10 %; ``None`` of too few."""
+        found_at, found_s = self._found.get(share, (-_STALE_AFTER_READS, 0.0))
+        if self._num_earning - found_at < _STALE_AFTER_READS:
+            return found_s
         counts = self._counts
         total = sum(counts)
         if total < LEAST_READS:
@@ -49,7 +56,9 @@ class Pace:
             wanted -= count
             if wanted <= 0:
                 break
-        return float(_SHORTEST_S * _RATIO ** (bucket + 1))
+        found_s = float(_SHORTEST_S * _RATIO ** (bucket + 1))
+        self._found[share] = self._num_earning, found_s
+        return found_s
 
     def take(self, max_share: float) -> bool:
         """Take a second read from what the reads have earned, ``max_share`` each; return whether there was one."""

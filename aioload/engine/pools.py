@@ -228,8 +228,9 @@ class ThreadPool:
         self._queue.clear()
         self._idle.clear()
         for worker in self._workers:  # all: an interrupt may have come between choosing one and waking it up
-            with contextlib.suppress(RuntimeError):  # it has been woken up already
-                worker.park.release()
+            if worker.park.locked():  # else it has just been woken up
+                with contextlib.suppress(RuntimeError):  # now it has
+                    worker.park.release()
 
     def join(self, deadline: float) -> None:
         """Wait until the threads have ended, at most until ``deadline`` on the monotonic clock."""
