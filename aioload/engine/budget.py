@@ -19,6 +19,10 @@ ASSUMED_GROWTH = 4.0
 """Bytes that a byte is expected to become in ``decode``, until the first sample has been seen."""
 
 
+_LOOKS = 256
+"""Whether the budget is full is seen when bytes in flight have changed by one part in this many of it."""
+
+
 def expected_bytes(raw: int, placed: int, loose: int, whole: int, *, growth: float, num_copies: int) -> int:
     """Return what is in flight when all that has been read has been decoded and collated as well.
 
@@ -56,6 +60,11 @@ def assumed_bytes(before: int | None, seen: int) -> int:
 class Waiting(Protocol):
     """Who may have jobs held back for want of room."""
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether there are any."""
+        ...
+
     def release(self) -> None:
         """Start those that there is room for by now."""
         ...
@@ -90,7 +99,10 @@ class Budget:
         spares: Spares | None = None,
     ) -> None:
         self.max_bytes = max_bytes
-        self.raw = self.placed = self.loose = self.whole = self.peak_bytes = 0
+        self.raw = self.placed = self.loose = self.whole = 0
+        self.num_bytes = self.peak_bytes = 0
+        """Bytes in flight, now and at the most."""
+        self._looked_at = 0  # bytes in flight when it was last seen whether it is full
         self.is_full = False
         """Whether only the batches that are wanted next may go on."""
         # Re-entrant: a garbage collection inside a guarded block may run a finalizer that gives bytes back.
@@ -105,11 +117,6 @@ class Budget:
     def __repr__(self) -> str:
         parts = f"{self.raw} + {self.placed} raw, {self.loose} loose, {self.whole} whole"
         return f"<Budget {parts}, of {self.max_bytes}{', full' if self.is_full else ''}>"
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in flight."""
-        return self.raw + self.placed + self.loose + self.whole
 
     @property
     def num_spare(self) -> int:
@@ -161,10 +168,15 @@ class Budget:
         self.placed += placed
         self.loose += loose
         self.whole += whole
-        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
-        room = self._room()
-        # Not full again at the next sample: what is held back and let go costs a little each time.
-        self.is_full = self._expected() >= (room - room // 8 if self.is_full else room)
+        self.num_bytes = num_bytes = self.num_bytes + raw + placed + loose + whole
+        if num_bytes > self.peak_bytes:
+            self.peak_bytes = num_bytes
+        # To look takes as long as all the rest, which each small file needs twice.
+        if self.is_full or abs(num_bytes - self._looked_at) * _LOOKS > self.max_bytes:
+            self._looked_at = num_bytes
+            room = self._room()
+            # Not full again at the next sample: what is held back and let go costs a little each time.
+            self.is_full = self._expected() >= (room - room // 8 if self.is_full else room)
 
     def make_room(self) -> None:
         """Give up spare memory that would come on top of what is in flight."""
@@ -173,9 +185,9 @@ class Budget:
 
     def changed(self) -> None:
         """Have everybody look who waits: there may be room now."""
-        for ref in list(self._waiting):
+        for ref in self._waiting:  # which is replaced, not changed
             waiting = ref()
-            if waiting is not None:
+            if waiting is not None and waiting.has_jobs:
                 waiting.release()
 
     def join(self, waiting: Waiting) -> None:

@@ -103,6 +103,11 @@ class Window:
         return self._ahead < self._max_batches or self._budget.is_full or bool(self._refused or self._held)
 
     @property
+    def has_jobs(self) -> bool:
+        """Whether any jobs are held back."""
+        return bool(self._held or self._refused)
+
+    @property
     def reach(self) -> int:
         """The number of the first batch that must not be started yet."""
         return self.delivered + self._ahead
