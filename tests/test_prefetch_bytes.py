@@ -123,8 +123,10 @@ def test_bytes_in_flight_are_bounded_whatever_the_sizes(
             assert (got if in_order else sorted(got)) == list(range(60))
             assert loader.stats().bytes_in_flight == 0
         assert dataset.most_raw <= BOUND + largest
-        # One sample: raw, decoded, and in the batch.
-        assert loader.stats().peak_bytes_in_flight <= BOUND + 3 * largest
+        # One sample: raw, decoded, and in the batch. Where sizes are not known, the first reads turn out larger than
+        # they were taken to be; without a bound it is 8 to 24 times the largest sample.
+        num_on_top = 3 if make_reader is None else 5
+        assert loader.stats().peak_bytes_in_flight <= BOUND + num_on_top * largest
         assert loader.stats().peak_bytes_in_flight >= largest
 
 
@@ -185,7 +187,7 @@ def test_a_batch_that_is_decoded_late_does_not_hold_up_those_before_it(tmp_path:
 def test_bytes_are_counted_from_the_read_to_the_hand_over(tmp_path: Path) -> None:
     dataset = Files(tmp_path, [100 * KB, 10 * KB, 200 * KB])
     dataset.decodes = Gates()
-    with DataLoader(dataset, 1, num_workers=3) as loader:
+    with DataLoader(dataset, 1, num_workers=3, prefetch_bytes=10 << 20) as loader:
         batches = iter(loader)
         dataset.decodes.wait_started(0, 1, 2)
         assert loader.stats().bytes_in_flight == 310 * KB
@@ -419,8 +421,8 @@ def test_sums_are_those_of_the_batches_and_come_to_nothing(steps: list[tuple[int
         elif step == 1 and raw[which]:
             claim.give_decoded(raw[which].pop())
         elif step == 2:
-            claim.add_loose(size + (64 << 10))
-            decoded[which] += size + (64 << 10)
+            claim.add_loose(size)
+            decoded[which] += size
         elif step == 3:
             claim.set_whole(size, row_bytes=size % 3)
             rows[which] = size
@@ -431,7 +433,8 @@ def test_sums_are_those_of_the_batches_and_come_to_nothing(steps: list[tuple[int
             claim.close()
             closed.add(which)
         expected = sum(sum(raw[n]) + decoded[n] + rows[n] for n in range(3) if n not in closed)
-        assert whole.num_bytes == expected <= whole.peak_bytes
+        assert abs(whole.num_bytes - expected) <= 3 * 2 * budget.small_bytes(whole.max_bytes)
+        assert whole.num_bytes <= whole.peak_bytes
     claim = None
     claims.clear()  # without being closed
     assert (whole.raw, whole.placed, whole.loose, whole.whole) == (0, 0, 0, 0)

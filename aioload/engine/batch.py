@@ -322,7 +322,8 @@ class Batch:
         self.claim.set_whole(num_bytes, row_bytes)  # before there is memory for it: spare memory makes room
         self.slot = self.recipe.ring.acquire(num_bytes)
         self._num_bytes = self.slot.arena.nbytes
-        self.claim.set_whole(self._num_bytes, row_bytes)
+        if self._num_bytes != num_bytes:
+            self.claim.set_whole(self._num_bytes, row_bytes)
         self.columns = layout.columns(self.slot.arena, len(self.indices))
 
     def _release_slot(self) -> None:

@@ -22,6 +22,14 @@ ASSUMED_GROWTH = 4.0
 _LOOKS = 256
 """Whether the budget is full is seen when bytes in flight have changed by one part in this many of it."""
 
+_PARTS = 4096
+"""Samples that are smaller than one part in this many of the budget are counted several at a time."""
+
+
+def small_bytes(max_bytes: int) -> int:
+    """Return how many bytes may be in flight and not be counted yet, in each batch, raw and decoded each."""
+    return min(UNASKED_BYTES, max_bytes // _PARTS)
+
 
 def expected_bytes(raw: int, placed: int, loose: int, whole: int, *, growth: float, num_copies: int) -> int:
     """Return what is in flight when all that has been read has been decoded and collated as well.
@@ -67,6 +75,10 @@ class Waiting(Protocol):
 
     def release(self) -> None:
         """Start those that there is room for by now."""
+        ...
+
+    def look(self) -> None:
+        """Take notice of whether the budget is full. The caller has the lock."""
         ...
 
 
@@ -174,9 +186,11 @@ class Budget:
         # To look takes as long as all the rest, which each small file needs twice.
         if self.is_full or abs(num_bytes - self._looked_at) * _LOOKS > self.max_bytes:
             self._looked_at = num_bytes
-            room = self._room()
+            room, was_full = self._room(), self.is_full
             # Not full again at the next sample: what is held back and let go costs a little each time.
-            self.is_full = self._expected() >= (room - room // 8 if self.is_full else room)
+            self.is_full = self._expected() >= (room - room // 8 if was_full else room)
+            if self.is_full != was_full:
+                self._tell()
 
     def make_room(self) -> None:
         """Give up spare memory that would come on top of what is in flight."""
@@ -194,10 +208,17 @@ class Budget:
         """Have ``waiting`` told of changes, as long as it lives or until it leaves."""
         with self.lock:
             self._waiting = [ref for ref in self._waiting if ref() is not None] + [weakref.ref(waiting)]
+            waiting.look()
 
     def leave(self, waiting: Waiting) -> None:
         """Tell ``waiting`` no more."""
         self._waiting = [ref for ref in self._waiting if ref() not in (None, waiting)]
+
+    def _tell(self) -> None:
+        for ref in self._waiting:
+            waiting = ref()
+            if waiting is not None:
+                waiting.look()
 
     def _expected(self, raw: int = 0, placed: int = 0) -> int:
         raw_passed = self._raw_passed
@@ -223,15 +244,29 @@ class Claim:
         number: The batch's place in its pass.
     """
 
-    __slots__ = ("_budget", "_loose", "_raw", "_row_bytes", "_small", "_whole", "closed", "num_raw", "number")
+    __slots__ = (
+        "_budget",
+        "_loose",
+        "_raw",
+        "_row_bytes",
+        "_small_bytes",
+        "_small_loose",
+        "_small_raw",
+        "_whole",
+        "closed",
+        "num_raw",
+        "number",
+    )
 
     def __init__(self, budget: Budget, number: int) -> None:
         self._budget, self.number = budget, number
         self._raw = self._loose = self._whole = 0
-        self._small = 0  # loose bytes that are not counted yet
+        self._small_bytes = small_bytes(budget.max_bytes)
+        # Not counted yet. Without the lock, which would be taken for each sample, so that one may be lost.
+        self._small_raw = self._small_loose = 0
         self._row_bytes = 0
         self.num_raw = 0
-        """Samples that have been read, or are being read, and are not decoded yet, as far as they are counted."""
+        """Large samples that have been read, or are being read, and are not decoded yet."""
         self.closed = False
 
     def __repr__(self) -> str:
@@ -244,6 +279,9 @@ class Claim:
 
     def take_raw(self, num_bytes: int) -> None:
         """Count the bytes of a sample that is read, before or after."""
+        if num_bytes <= self._small_bytes:
+            self._add_small(num_bytes)
+            return
         with self._budget.lock:
             if not self.closed:
                 self.num_raw += 1
@@ -251,15 +289,16 @@ class Claim:
 
     def correct_raw(self, claimed: int, num_bytes: int) -> None:
         """Count ``num_bytes`` for a sample for which ``claimed`` were, 0 for a sample that was not counted."""
-        if claimed == 0:
+        if claimed != num_bytes:
             self.take_raw(num_bytes)
-        elif claimed != num_bytes:
-            with self._budget.lock:
-                self._change(num_bytes - claimed, 0, 0)
-            self._budget.changed()
+            if claimed:
+                self.give_raw(claimed)
 
     def give_raw(self, num_bytes: int) -> None:
         """Count the bytes of a sample no longer: it is decoded, or will not be."""
+        if num_bytes <= self._small_bytes:
+            self._add_small(-num_bytes)
+            return
         with self._budget.lock:
             if not self.closed:
                 self.num_raw -= 1
@@ -277,11 +316,11 @@ class Claim:
 
     def add_loose(self, num_bytes: int) -> None:
         """Count a decoded sample that waits for the others of its batch."""
-        num_bytes += self._small
-        if num_bytes < UNASKED_BYTES:  # many small ones are counted together; without the lock one may be lost
-            self._small = num_bytes
+        num_bytes += self._small_loose
+        if num_bytes < self._small_bytes:
+            self._small_loose = num_bytes
             return
-        self._small = 0
+        self._small_loose = 0
         with self._budget.lock:
             self._budget.note_sample(num_bytes)
             self._budget.note_decoded(0, num_bytes)
@@ -313,6 +352,17 @@ class Claim:
 
     def __del__(self) -> None:  # where a pass is gone that was never closed
         self.close()
+
+    def _add_small(self, num_bytes: int) -> None:
+        num_bytes += self._small_raw
+        if abs(num_bytes) <= self._small_bytes:
+            self._small_raw = num_bytes
+            return
+        self._small_raw = 0
+        with self._budget.lock:
+            self._change(num_bytes, 0, 0)
+        if num_bytes < 0:
+            self._budget.changed()
 
     def _change(self, raw: int, loose: int, whole: int) -> None:
         if self.closed:

@@ -86,6 +86,8 @@ class Window:
         self._max_batches, self._budget, self._resubmit = max_batches, budget, resubmit
         self._batch_bytes = 0
         self._ahead = max_batches
+        self.is_narrow = False
+        """Whether some batches that were started must wait: batches are large, or bytes in flight are too many."""
         self._num_privileged = int(is_wanted)
         self._closed = False
         # By the number of the batch, and of those of one batch as they came. Guarded by the budget's lock.
@@ -96,11 +98,6 @@ class Window:
 
     def __repr__(self) -> str:
         return f"<Window {self.delivered} to {self.horizon}, {len(self._held)} + {len(self._refused)} jobs held>"
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether some batches that were started must wait: batches are large, or bytes in flight are too many."""
-        return self._ahead < self._max_batches or self._budget.is_full or bool(self._refused or self._held)
 
     @property
     def has_jobs(self) -> bool:
@@ -140,6 +137,13 @@ class Window:
             batch_bytes=self._batch_bytes,
             max_bytes=self._budget.batch_bytes_allowed,
         )
+        with self._budget.lock:
+            self.look()
+
+    def look(self) -> None:
+        """See anew whether the window is narrow. The caller has the budget's lock."""
+        # Kept, since it is asked for every sample.
+        self.is_narrow = self._ahead < self._max_batches or self._budget.is_full or self.has_jobs
 
     def note_read(self, num_bytes: int) -> None:
         """Take notice of the size of a read."""
@@ -171,6 +175,7 @@ class Window:
                 heapq.heappush(self._refused, (number, serial, job, num_bytes))
             else:
                 heapq.heappush(self._held, (number, serial, job))
+            self.look()
         self.release()  # the window may have moved on meanwhile
 
     def release(self) -> None:
@@ -183,6 +188,7 @@ class Window:
                 num_claimed, horizon = len(ready), self.horizon
                 while self._held and self._held[0][0] < horizon:
                     _move_first(self._held, ready)
+                self.look()
             if not ready:
                 return
             if num_claimed:
