@@ -138,7 +138,9 @@ class Budget:
     @property
     def assumed_bytes(self) -> int:
         """What a read is expected to bring that does not know its size beforehand."""
-        return min(ASSUMED_BYTES, self.max_bytes // 4) if self._assumed is None else self._assumed
+        if self._assumed is not None:
+            return self._assumed
+        return max(UNASKED_BYTES + 1, min(ASSUMED_BYTES, self.max_bytes // 4))  # so that the first of all do ask
 
     @property
     def batch_bytes_allowed(self) -> int:
