@@ -318,7 +318,7 @@ class Batch:
     def _open_slot(self, layout: Layout) -> None:
         num_bytes = layout.offsets(len(self.indices))[1]
         self.recipe.on_size(num_bytes)
-        row_bytes = num_bytes // len(self.indices)
+        row_bytes = num_bytes // max(1, len(self.indices))
         self.claim.set_whole(num_bytes, row_bytes)  # before there is memory for it: spare memory makes room
         self.slot = self.recipe.ring.acquire(num_bytes)
         self._num_bytes = self.slot.arena.nbytes
