@@ -71,8 +71,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         multiprocessing_context: Checked and kept, and without effect: there are no worker processes.
         generator: Source of the random order.
         prefetch_factor: Batches loaded ahead per worker thread, so ``prefetch_factor * num_workers`` in all. More
-            where that would be fewer samples than the reads under way need, fewer where batches ahead would
-            fill more than a quarter of the memory available.
+            where that would be fewer samples than the reads under way need, fewer where ``prefetch_bytes`` do
+            not hold them.
         persistent_workers: Whether threads outlive a pass. The next pass then begins to load while the present
             one ends, if the sampler is one of torch's. It begins anew if by then a generator, the sampler,
             dataset or collate_fn, or what they are made of, has changed (of large arrays a part is looked at).
@@ -113,6 +113,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         num_device_batches: Batches that a pass may have on the ``device`` before you ask for them, and copies to it
             that may be under way. Further ones wait in the host's memory. Without ``device`` or with ``num_workers=0``,
             which loads nothing ahead, it has no effect.
+        prefetch_bytes: How many bytes may be in flight, from the read to the hand-over of the batch; by default a
+            quarter of the memory that is available when a pass begins, limits of control groups included.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -149,6 +151,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         reader: Reader | None = None,
         cache: Cache | None = None,
         num_device_batches: int = 2,
+        prefetch_bytes: int | None = None,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
@@ -161,6 +164,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         is_batched = batch_size is not None or batch_sampler is not None
         check_reader(reader, dataset, batched=is_batched)
         check_cache(cache, dataset, batched=is_batched)
+        if prefetch_bytes is not None:
+            prefetch_bytes = whole_number("prefetch_bytes", prefetch_bytes, 1)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -190,6 +195,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             say_once_that_there_are_no_processes()
         self.device, self.num_device_batches = resolve_device(device), num_device_batches
         self.num_concurrent_reads: int | Literal["auto"] = num_concurrent_reads
+        self.prefetch_bytes = prefetch_bytes
         self.seed, self.iterable_workers = seed, iterable_workers
         self.reader, self.cache = reader, cache
         self.on_error, self.max_errors = on_error, max_errors

@@ -30,6 +30,9 @@ from aioload.layout import ALIGNMENT
 
 _MIN_SLOT_BYTES = 4096
 
+_TIMES_TOO_LARGE, _SMALL_BYTES = 4, 1 << 20
+"""A slot that is so many times larger than wanted is kept for others, unless it is as small as this."""
+
 View: TypeAlias = Callable[[torch.dtype, int, int], torch.Tensor]
 """Gives a flat tensor of a dtype and a number of items at a byte offset of a slot, or of its device copy."""
 
@@ -130,6 +133,7 @@ class Ring:
         # Re-entrant: a garbage collection inside a guarded block may run a finalizer that releases slots.
         self._lock = threading.RLock()
         self._free: list[Slot] = []
+        self._free_bytes = 0
         self._lent: set[Slot] = set()
         self._lent_bytes = 0
         # Slots whose last view is gone. A collector may report one while this very thread holds the lock, so
@@ -155,11 +159,12 @@ class Ring:
         """Return a slot of at least ``num_bytes``, FREE -> FILLING; the caller owns it. Never waits."""
         with self._lock:
             self._take_in()
-            fitting = [slot for slot in self._free if slot.arena.nbytes >= num_bytes]
+            most = max(_SMALL_BYTES, _TIMES_TOO_LARGE * num_bytes)
+            fitting = [slot for slot in self._free if num_bytes <= slot.arena.nbytes <= most]
             if fitting:
                 # The smallest, and of those the one freed last: its bytes may still be in the processor's cache.
                 slot = min(reversed(fitting), key=lambda slot: slot.arena.nbytes)
-                self._free.remove(slot)
+                self._take(slot)
                 slot.state = SlotState.FILLING
                 return slot
         slot = Slot(max(_MIN_SLOT_BYTES, num_bytes), self.new_memory)
@@ -201,6 +206,15 @@ class Ring:
             self._lent.add(slot)
             self._lent_bytes += slot.arena.nbytes
         return functools.partial(_view_of_array, lent)
+
+    def trim(self, max_bytes: int) -> None:
+        """Keep no more than ``max_bytes`` of memory that nobody uses."""
+        if self._free_bytes <= max_bytes and not self._returned and not self._copying:
+            return
+        with self._lock:
+            self._take_in()
+            while self._free_bytes > max_bytes:
+                self._drop_smallest()
 
     def warn_if_held(self) -> None:
         """Warn, once, when the consumer holds so many batches that memory grows with them."""
@@ -246,7 +260,16 @@ class Ring:
             slot.arena.fill(self.poison)
         slot.state = SlotState.FREE
         self._free.append(slot)
-        if len(self._free) > self.max_free:  # batches that have grown must not leave the ring full of small slots
-            smallest = min(self._free, key=lambda slot: slot.arena.nbytes)
-            self._free.remove(smallest)
-            smallest.state = SlotState.DROPPED
+        self._free_bytes += slot.arena.nbytes
+        if len(self._free) > self.max_free:
+            self._drop_smallest()
+
+    def _drop_smallest(self) -> None:
+        """Let a free slot go: batches that have grown must not leave the ring full of small ones."""
+        smallest = min(self._free, key=lambda slot: slot.arena.nbytes)
+        self._take(smallest)
+        smallest.state = SlotState.DROPPED
+
+    def _take(self, slot: Slot) -> None:
+        self._free.remove(slot)
+        self._free_bytes -= slot.arena.nbytes

@@ -1,6 +1,7 @@
 """Samples that cannot be batched: the message says which ones, where in them and how they differ."""
 
 import collections
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from aioload import AioloadError, DataLoader, ErrorContext, FileDataset, error_context
-from aioload.collate import collate_samples
+from aioload.collate import collate_samples, visible_bytes
 from aioload.errors import CollateError, SampleKeyError, SampleTypeError, SampleValueError
 
 
@@ -258,3 +259,30 @@ def test_where_no_reason_is_found_the_error_stays_as_it_is(make: Callable[[int],
     with pytest.raises(Exception) as theirs:  # noqa: PT011
         default_collate(make(0))
     assert type(ours.value) is type(theirs.value)
+
+
+def test_the_bytes_of_samples_are_seen_without_a_look_at_the_code_of_their_classes() -> None:
+    class Private(dict[str, Any]):
+        def values(self) -> Any:
+            raise SystemExit
+
+    @dataclasses.dataclass(slots=True)
+    class Slotted:
+        array: Any
+        unset: Any = dataclasses.field(init=False)
+
+    class Subclass(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *_: object) -> Any:
+            raise SystemExit
+
+    array, tensor = np.zeros(10, np.uint8), torch.zeros(3)
+    assert visible_bytes([array, (tensor, b"123"), {"a": array, "b": "text", "c": None}]) == 10 + 12 + 3 + 10
+    assert visible_bytes(Private(a=array)) == 10
+    assert visible_bytes(Slotted(array)) == 10
+    assert visible_bytes(tensor.as_subclass(Subclass)) == 12
+    assert visible_bytes([array] * 100_000) == 1_000_000
+    assert visible_bytes(torch.eye(2).to_sparse()) == 0
+    endless: list[Any] = [array]
+    endless.append(endless)
+    assert visible_bytes(endless) < 100

@@ -37,14 +37,14 @@ class Storage:
         self.num_reads: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def __call__(self, path: Any) -> bytes:
+    def __call__(self, path: Any, admit: Any = None) -> bytes:
         name = Path(path).name
         with self._lock:
             self.num_reads[name] += 1
             fails = self.num_reads[name] <= self.num_failures.get(name, 0)
         if fails:
             raise self.error(str(path))
-        return read_file(path)
+        return read_file(path, admit)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Awaited: files are read by coroutines on the loop, and decoded on the decode pool."""
 
 import asyncio
+import functools
 import time
 from types import CoroutineType
 from typing import Any
@@ -32,33 +33,48 @@ class AwaitedFetcher:
 
     def resubmit(self, jobs: list[Any]) -> None:
         """Queue the jobs."""
-        self._tasks.submit(jobs)
+        decodes = [job for job in jobs if job[0] == self._decode]
+        if decodes:
+            self._decode_pool.submit(decodes, len(decodes))
+        self._tasks.submit(job for job in jobs if job[0] != self._decode)
 
-    async def _read(self, batch: Batch, position: int) -> None:
+    async def _read(self, batch: Batch, position: int, granted: int = 0) -> None:
+        """Read a sample, for which ``granted`` bytes have been counted already."""
         tally = self._tasks.tally
         if not batch.wants(position):
+            if granted:
+                batch.claim.give_raw(granted)
             if batch.drop(position):
                 batch.finish(tally)
             return
-        if self._gate.is_narrow and batch.number >= self._gate.horizon:
-            self._gate.hold((self._read, batch, position))
-            return
+        if not granted:
+            if self._gate.is_narrow and batch.number >= self._gate.horizon:
+                self._gate.hold((self._read, batch, position))
+                return
+            granted = max(1, self._gate.assumed_bytes)
+            if not self._gate.ask(batch, granted):
+                self._gate.hold((functools.partial(self._read, granted=granted), batch, position), granted)
+                return
         tally.reads_in_flight += 1
         started = time.perf_counter()
         index = batch.indices[position]
         HERE.set([self._context, index, _LOCATION, 0, None])
         try:
             data = await self._read_patiently(self._samples.location(index))
-            tally.bytes_read += self._source.size_of(data)
+            num_bytes = self._source.size_of(data)
         except BaseException as exc:
             if isinstance(exc, asyncio.CancelledError) and self._tasks.closed:
                 raise  # the loader stops; this is not the reader's doing
+            batch.claim.give_raw(granted)
             self._decode_pool.submit(((self._fail, batch, position, strip(exc)),), 1)  # the user's on_error may block
             return
         finally:
             tally.reads_in_flight -= 1
             tally.read_s += time.perf_counter() - started
             HERE.set(None)
+        tally.bytes_read += num_bytes
+        self._gate.note_read(num_bytes)
+        batch.claim.correct_raw(granted, num_bytes)
         self._decode_pool.submit(((self._decode, batch, position, data),), 1)
 
     def _fail(self, worker: Worker, batch: Batch, position: int, exc: BaseException) -> None:
@@ -66,6 +82,15 @@ class AwaitedFetcher:
         settle(batch, batch.fail(position, exc, "read"), worker)
 
     def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
+        if self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._decode, batch, position, data))
+            return
+        try:
+            self._decode_sample(worker, batch, position, data)
+        finally:
+            batch.claim.give_decoded(self._source.size_of(data))
+
+    def _decode_sample(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
         if not batch.wants(position):
             settle(batch, batch.drop(position), worker)
             return

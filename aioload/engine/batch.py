@@ -20,9 +20,10 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from aioload.collate import collate_samples, convert_sample, tensor_bytes
+from aioload.collate import collate_samples, convert_sample, visible_bytes
 from aioload.context import leave_sample
 from aioload.copier import Copied
+from aioload.engine.budget import Budget, Claim
 from aioload.engine.position import Place
 from aioload.engine.recipe import Recipe
 from aioload.engine.tolerance import Tolerance, let_go, record_of
@@ -49,10 +50,19 @@ class Batch:
         indices: The indices of its samples (one where samples are not batched).
         recipe: How it is made.
         on_done: Called once, by the thread that finished it.
+        claim: What it has in flight; by default nobody wants to know.
     """
 
-    def __init__(self, number: int, indices: Sequence[Any], recipe: Recipe, on_done: Callable[["Batch"], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        indices: Sequence[Any],
+        recipe: Recipe,
+        on_done: Callable[["Batch"], None],
+        claim: Claim | None = None,
+    ) -> None:
         self.number, self.indices, self.recipe = number, indices, recipe
+        self.claim = claim or Claim(Budget(0), number)
         self.state = BatchState.OPEN
         self.result: Any = None
         self.error: BaseException | None = None
@@ -73,6 +83,7 @@ class Batch:
         self._tokens = list(range(len(indices)))  # one per sample that has not settled
         self._has_layout = recipe.by_rows
         self._loose: dict[int, Any] = {}  # samples that are in no row, by position
+        self._num_bytes = 0  # of its slot, or of its result
         self._whole: tuple[Any] | None = None  # what a dataset gave for the batch, where that is no list of samples
 
     def __repr__(self) -> str:
@@ -99,6 +110,7 @@ class Batch:
             return self.fail(position, strip(exc), "collate")
         if not in_row:
             self._loose[position] = sample
+            self.claim.add_loose(visible_bytes(sample))
         return self._settle(position)
 
     def fail(self, position: int, exc: BaseException, stage: str) -> bool:
@@ -222,6 +234,7 @@ class Batch:
                 tally.samples += 0 if self.is_skipped else len(self.indices)
         self._loose.clear()
         self._whole = None
+        self.claim.finish(self._num_bytes)
         self._on_done(self)
 
     def cancel(self) -> None:
@@ -232,6 +245,7 @@ class Batch:
         with self._lock:
             if self.state is BatchState.OPEN:
                 self.state = BatchState.CANCELLED
+        self.claim.close()
 
     def discard(self) -> None:
         """Drop a finished batch that nobody wants."""
@@ -304,13 +318,20 @@ class Batch:
     def _open_slot(self, layout: Layout) -> None:
         num_bytes = layout.offsets(len(self.indices))[1]
         self.recipe.on_size(num_bytes)
+        row_bytes = num_bytes // max(1, len(self.indices))
+        self.claim.set_whole(num_bytes, row_bytes)  # before there is memory for it: spare memory makes room
         self.slot = self.recipe.ring.acquire(num_bytes)
+        self._num_bytes = self.slot.arena.nbytes
+        if self._num_bytes != num_bytes:
+            self.claim.set_whole(self._num_bytes, row_bytes)
         self.columns = layout.columns(self.slot.arena, len(self.indices))
 
     def _release_slot(self) -> None:
         slot, self.slot = self.slot, None
         self.columns = []
         if slot is not None:
+            self._num_bytes = 0
+            self.claim.set_whole(0)
             self.recipe.ring.release(slot)
 
     def _make_result(self) -> None:
@@ -343,7 +364,8 @@ class Batch:
             self.result = collate_samples(recipe.collate_fn, samples, self.describe)
         else:
             self.result = convert_sample(recipe.collate_fn, samples[0])
-        recipe.on_size(tensor_bytes(self.result))
+        self._num_bytes = visible_bytes(self.result)
+        recipe.on_size(self._num_bytes)
         if recipe.pin:
             self.result = pin_memory(self.result)  # type: ignore[no-untyped-call]
 

@@ -31,8 +31,30 @@ class Gate(Protocol):
         """The number of the first batch that must not be worked on yet."""
         ...
 
-    def hold(self, job: Any) -> None:
-        """Keep a job until its batch, its second item, is within the window."""
+    @property
+    def opening(self) -> dict[int, int]:
+        """The number of the batch for which each thread is opening a file whose size is not known yet."""
+        ...
+
+    @property
+    def assumed_bytes(self) -> int:
+        """What a read is expected to bring that does not know its size beforehand."""
+        ...
+
+    def note_read(self, num_bytes: int) -> None:
+        """Take notice of the size of a read."""
+        ...
+
+    def ask(self, batch: Batch, num_bytes: int) -> bool:
+        """Whether a read of ``num_bytes`` may be begun; if so, they are counted for the batch."""
+        ...
+
+    def hold(self, job: Any, num_bytes: int = 0) -> None:
+        """Keep a job until its batch, its second item, is within the window, and has been given ``num_bytes``."""
+        ...
+
+    def release(self) -> None:
+        """Start the jobs that were held and need not wait any longer."""
         ...
 
 

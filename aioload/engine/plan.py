@@ -13,6 +13,7 @@ from aioload.engine import window
 from aioload.engine.epochs import Epochs
 from aioload.engine.limit import START
 from aioload.engine.memory import available_bytes
+from aioload.engine.regulator import allowed_handles, most_reads
 from aioload.engine.settings import Settings
 from aioload.engine.source import Kind, kind_of
 from aioload.readers import Reader, SchemeReader
@@ -22,7 +23,7 @@ SLOW_AFTER_S = 30.0
 """A batch that is waited for longer than this is logged, with what is missing, once a wait."""
 
 _MEMORY_SHARE = 4
-"""The batches ahead of the consumer may fill one part in this many of the memory that is available."""
+"""What is in flight may by default fill one part in this many of the memory that is available."""
 
 _default_readers = Kept[SchemeReader]()
 """Those of the loaders, so that connections last over epochs."""
@@ -49,6 +50,17 @@ class Plan:
     seed: int | None
     epochs: Epochs
     settings: Settings
+
+    @property
+    def num_makers(self) -> int:
+        """How many samples may be in the making at once."""
+        kind = kind_of(self.dataset, self.reader, batched=self.settings.batched, by_rows=self.settings.by_rows)
+        return self.most_reads if kind is Kind.ASYNC else self.num_workers
+
+    @property
+    def most_reads(self) -> int:
+        """How many reads may ever be under way at once."""
+        return most_reads(allowed_handles()) if self.num_concurrent_reads is None else self.num_concurrent_reads
 
     def loads_as(self, other: "Plan") -> bool:
         """Whether batches that were begun by the other plan will do for this one."""
@@ -101,8 +113,8 @@ def _settings_of(loader: Any) -> Settings:
             num_concurrent=START if reads is None else reads,
         ),
         batch_size=_batch_size(loader),
-        max_bytes=available_bytes() // _MEMORY_SHARE,
         num_device_batches=loader.num_device_batches,
+        max_bytes=loader.prefetch_bytes or available_bytes() // _MEMORY_SHARE,
         tolerance=loader.tolerance,
         read_policy=loader.read,
     )

@@ -37,10 +37,10 @@ class Worker:
     """One thread of a pool: its number, its tally and the lock it parks on.
 
     ``mark`` is the last reading of the clock, when the job or its last stage began; a job moves it on. ``num_units``
-    is the number of samples that the job is for, 1 unless it says otherwise.
+    is the number of samples that the job is for, 1 unless it says otherwise; ``claimed`` is for the job's own use.
     """
 
-    __slots__ = ("_on_start", "attempt", "mark", "num_units", "number", "park", "tally", "thread")
+    __slots__ = ("_on_start", "attempt", "claimed", "mark", "num_units", "number", "park", "tally", "thread")
 
     def __init__(self, number: int, on_start: Callable[[int], None] | None) -> None:
         self.number, self._on_start = number, on_start
@@ -48,6 +48,7 @@ class Worker:
         self.mark = 0.0
         self.num_units = 1
         self.attempt: Any = None  # the read it is at, where somebody watches
+        self.claimed = 0
         self.park = threading.Lock()
         self.park.acquire()
         self.thread: threading.Thread | None = None

@@ -46,17 +46,36 @@ class Race:
         position: Its position there.
         location: What is read.
         tries: How often it may be.
+        claimed: Bytes that have been counted for it: once, however many attempts there are. They are for who settles
+            the sample, as nobody knows when the others come back.
     """
 
-    __slots__ = ("_lock", "_num_runners", "_tries", "batch", "is_hedged", "is_over", "location", "owner", "position")
+    __slots__ = (
+        "_lock",
+        "_num_runners",
+        "_tries",
+        "batch",
+        "claimed",
+        "is_hedged",
+        "is_over",
+        "location",
+        "owner",
+        "position",
+    )
 
-    def __init__(self, owner: Any, batch: Any, position: int, location: Any, tries: Tries) -> None:
+    def __init__(self, owner: Any, batch: Any, position: int, location: Any, tries: Tries, claimed: int = 0) -> None:
         self.owner, self.batch, self.position, self.location = owner, batch, position, location
+        self.claimed = claimed
         self.is_over = self.is_hedged = False
         self._tries = tries
         self._num_runners = 1  # threads, or jobs on their way to one, that try and have not been given up
         # Re-entrant: a garbage collection inside a guarded block may run a finalizer.
         self._lock = threading.RLock()
+
+    def give_back(self) -> None:
+        """Have its bytes counted no longer: it is over, and the sample has not been read."""
+        if self.claimed:
+            self.batch.claim.give_raw(self.claimed)
 
     def enter(self) -> bool:
         """Have one more thread run; ``False`` if it is over."""

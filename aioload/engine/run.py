@@ -14,6 +14,7 @@ from typing import Any
 
 from aioload.copier import Copier
 from aioload.engine.batch import Batch
+from aioload.engine.budget import Budget, Claim
 from aioload.engine.choice import Crew, fetcher_for
 from aioload.engine.crossing import Crossing
 from aioload.engine.delivery import Delivery
@@ -42,7 +43,9 @@ class Run:
         ring: Slots.
         copier: Moves batches to the device, or ``None`` for the CPU.
         tally: Where the consumer's waiting is counted.
+        budget: The bytes in flight of all passes over the loader.
         max_batches: Batches it may be ahead for now (see :meth:`grant`).
+        is_wanted: Whether it has a consumer, and does not begin ahead of one.
         saved: The state of the run that this one goes on with, if any.
     """
 
@@ -56,7 +59,9 @@ class Run:
         ring: Ring,
         copier: Copier | None,
         tally: Tally,
+        budget: Budget,
         max_batches: int,
+        is_wanted: bool = True,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings, self._crew, self._stream = settings, crew, stream
@@ -70,7 +75,8 @@ class Run:
             crossing = Crossing(self._handoff, copier, crew.portal.call, num_batches=settings.num_device_batches)
         self._delivery = Delivery(self._handoff, crossing, in_order=self._in_order)
         self._open: dict[int, Batch] = {}
-        self._window = Window(max_batches, settings.max_bytes, self._resubmit)
+        self._budget = budget
+        self._window = Window(max_batches, budget, self._resubmit, is_wanted=is_wanted)
         self._submitted = 0
         self._total: int | None = None
         self._stream_error: BaseException | None = None
@@ -116,7 +122,7 @@ class Run:
     @property
     def batches_limit(self) -> int:
         """Batches that may be ahead of the consumer at present."""
-        return self._window.horizon - self._window.delivered
+        return self._window.reach - self._window.delivered
 
     @property
     def num_on_device(self) -> int:
@@ -143,11 +149,11 @@ class Run:
             if exc is not self._stream_error:  # that one comes after the batches before it
                 self.break_(exc)
 
-    def grant(self, max_batches: int) -> None:
-        """Let the run be ``max_batches`` ahead, and start as many more as that allows."""
+    def grant(self, max_batches: int, *, is_wanted: bool = False) -> None:
+        """Let the run be ``max_batches`` ahead, and start as many more as that allows; it may have a consumer now."""
         with self._lock:
             self._max_batches = max_batches
-            self._window.grant(max_batches)
+            self._window.grant(max_batches, is_wanted=is_wanted)
             self._refill()
         self._window.release()
 
@@ -250,6 +256,7 @@ class Run:
                 return self._take_next()
         finally:
             if self._window.delivered != before:  # also where there was no data for a batch
+                self._budget.changed()
                 self._window.release()
             self._delivery.resume()
 
@@ -275,7 +282,9 @@ class Run:
             except BaseException:
                 self._window.delivered -= 1
                 raise
+            batch.claim.close()
             self._open.pop(batch.number, None)
+            self._window.oldest = min(self._open, default=self._submitted)
             self._handoff.pop()
             self._starved_since_s = None
             too_many = self._losses.note(batch.losses())
@@ -306,7 +315,7 @@ class Run:
         return Answer.OVER
 
     def _refill(self) -> None:
-        while self._total is None and self._submitted < self._window.horizon and not self.closed:
+        while self._total is None and self._submitted < self._window.reach and not self.closed:
             try:
                 if self._drawn[0] < self._submitted:  # else an interrupt kept it from being submitted
                     self._drawn = self._submitted, self._stream.draw(batched=self._settings.batched)
@@ -319,10 +328,11 @@ class Run:
             else:
                 self._submit(self._drawn[1])
         if self._total is not None and self.on_exhausted is not None:
-            self.on_exhausted(self._window.horizon - self._submitted)
+            self.on_exhausted(self._window.reach - self._submitted)
 
     def _submit(self, indices: list[Any]) -> None:
-        batch = Batch(self._submitted, indices, self._recipe, self._report)
+        claim = Claim(self._budget, self._submitted)
+        batch = Batch(self._submitted, indices, self._recipe, self._report, claim)
         if self._has_indices:
             batch.place = self._stream.place
         self._open[batch.number] = batch

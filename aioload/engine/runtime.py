@@ -18,6 +18,7 @@ from aioload.context import HERE, PassContext, Stage
 from aioload.copier import Copier
 from aioload.device import pinned_memory
 from aioload.engine.beginning import Beginning
+from aioload.engine.budget import Budget
 from aioload.engine.crew import Crew
 from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
@@ -52,6 +53,13 @@ class Runtime:
             max_free=num_slots,
             warn_held=max(32, 4 * num_slots),
         )
+        self.budget = Budget(
+            settings.max_bytes,
+            num_makers=plan.num_makers,
+            num_reads=plan.most_reads,
+            num_copies=2 if settings.batched else 1,
+            spares=self.ring,
+        )
         self.ledger = Ledger()
         self.tally = self.ledger.open()
         self._pace = Pace()
@@ -74,6 +82,8 @@ class Runtime:
             reads_limit=reads,
             decode_limit=decodes,
             batches_limit=batches,
+            bytes_in_flight=self.budget.num_bytes,
+            peak_bytes_in_flight=self.budget.peak_bytes,
             device_batches=sum(each.num_on_device for each in passes),
         )
 
@@ -92,7 +102,7 @@ class Runtime:
         with self._lock:  # so that passes which two threads begin are two epochs
             if not plan.loads_as(self._plan):
                 self._drop_next()
-            self._plan = plan
+            self._plan, self.budget.max_bytes = plan, plan.settings.max_bytes
             epoch = plan.epochs.next(plan.index_sampler) if saved is None else saved["epoch"]
             if plan.num_workers == 0:
                 new = Pass(self._inline_run(epoch, saved), None, owns_crew=False)
@@ -237,6 +247,8 @@ class Runtime:
         crew: Crew,
         max_batches: int,
         saved: Mapping[str, Any] | None = None,
+        *,
+        is_wanted: bool = True,
     ) -> Run:
         run = Run(
             self._plan.settings,
@@ -246,7 +258,9 @@ class Runtime:
             ring=self.ring,
             copier=self._copier,
             tally=self.tally,
+            budget=self.budget,
             max_batches=max_batches,
+            is_wanted=is_wanted,
             saved=saved,
         )
         crew.attach(run)
@@ -264,7 +278,7 @@ class Runtime:
             run, lookahead = ahead
             if crew is not None and saved is None and lookahead.take_up(epoch):
                 run.on_exhausted = self._run_ahead
-                run.grant(max_batches)
+                run.grant(max_batches, is_wanted=True)
                 return run, crew
             run.close()
             self._wasted_lookahead = saved is None
@@ -292,7 +306,8 @@ class Runtime:
                     lookahead = Lookahead(epoch, plan.index_sampler, plan.generator, *others)
                     with lookahead.drawing():
                         stream = self._stream(epoch, None, self._kept.base_seed, lookahead.stand_in)
-                        run = self._new_run(self._source(stream, None, first=False), stream, crew, num_batches)
+                        source = self._source(stream, None, first=False)
+                        run = self._new_run(source, stream, crew, num_batches, is_wanted=False)
                         run.start()
                     self._next = run, lookahead
                 else:

@@ -24,6 +24,7 @@ from aioload.layout import Layout
 from aioload.leaf import storage_of
 from aioload.readers import LocalReader, Reader, ReadPolicy, SchemeReader, is_async, num_bytes, read_file
 from aioload.readers.cached import CachedReads
+from aioload.readers.local import Admit
 from aioload.stats import Tally
 
 _BUFFER_BELOW_BYTES = 1 << 20
@@ -80,6 +81,7 @@ class Source:
         """Returns the bytes of what was read, or says that it has none."""
         if reader is not None and type(reader) is not LocalReader:
             self.read, self.size_of = reader.read, functools.partial(num_bytes, reader=reader)
+        self._beside = None if reader is not None or cache is not None else default_reader.beside
         if cache is not None:
             cached = CachedReads(cache, self.read, self.size_of, tally)
             self.read, self.size_of = cached.read_async if self.kind is Kind.AWAITED else cached.read, len
@@ -110,6 +112,16 @@ class Source:
             return None
         finally:
             HERE.set(before)
+
+    def asking(self, read_url: Callable[[Any, Admit], Any]) -> Callable[[Any, Admit], Any] | None:
+        """Return what reads from a location and asks for the room, ``None`` if it cannot know the size of anything.
+
+        Args:
+            read_url: Reads what is no path. It has to ask by itself.
+        """
+        if self.read is read_file:
+            return read_file
+        return None if self._beside is None else self._beside(read_file, read_url)
 
     def read_patiently(self, location: Any, pause: Callable[[float], bool]) -> Any:
         """Return what is at the ``location`` of a STAGED dataset, with a ``pause`` before each further try. Blocks."""

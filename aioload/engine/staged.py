@@ -8,13 +8,16 @@ from typing import Any
 from aioload.context import HERE, Stage
 from aioload.engine import tuner
 from aioload.engine.batch import Batch
+from aioload.engine.budget import NotYet
 from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
 from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.race import Overtaken, Race
 from aioload.engine.source import Source, refuse_coroutine
 from aioload.engine.watch import Watch
 from aioload.engine.watched import WatchedReads
+from aioload.engine.window import NOBODY
 from aioload.errors import strip
+from aioload.readers.local import UNASKED_BYTES, Admit
 from aioload.types import Location
 
 INLINE_BELOW_S = 70e-6
@@ -40,7 +43,7 @@ class StagedFetcher:
     ) -> None:
         self._source, self._reads, self._decode_pool, self._gate = source, reads, decode, gate
         self._samples, self._location = source.samples, source.samples.location
-        self._read_once, self._size_of = source.read, source.size_of
+        self._opening = gate.opening
         self._context = source.context
         self._num_workers = source.context.num_workers
         self._policy = source.read_policy
@@ -48,6 +51,11 @@ class StagedFetcher:
         if self._policy.is_watched:
             again, fail = self._read_again, self._fail
             self._watched = WatchedReads(source.read, self._policy, reads, watch, again=again, fail=fail)
+        self._size_of = source.size_of
+        asking = source.asking(self._read_url)
+        if asking is None or self._watched is not None:  # of whose size nothing is known before
+            asking, self._size_of = self._read_assumed, self._noted_size
+        self._read_once = asking
         self._may_inline, self._inline = may_inline, False
         self._decode_cost_s: float | None = None
         self._num_decoded = 0
@@ -56,22 +64,37 @@ class StagedFetcher:
         """Queue a read per sample, or per few samples where reads are so short that one thread does them all."""
         submit_if_empty(batch, self._decode_pool)
         num_samples = len(batch.indices)
-        in_a_row = self._inline and self._watched is None  # else each read is on its own
-        job = self._read_and_decode if in_a_row else self._read
-        step = SAMPLES_PER_JOB if in_a_row and self._reads.is_alone else 1
-        self.resubmit([(job, batch, start, min(start + step, num_samples)) for start in range(0, num_samples, step)])
+        if self._inline and self._watched is None:
+            job, step = self._read_and_decode, SAMPLES_PER_JOB if self._reads.is_alone else 1
+            jobs: list[Job] = [
+                (job, batch, start, min(start + step, num_samples)) for start in range(0, num_samples, step)
+            ]
+        else:  # each read is on its own
+            jobs = [(self._read, batch, position, 0) for position in range(num_samples)]
+        self._submit_reads(jobs)
 
     def resubmit(self, jobs: list[Job]) -> None:
         """Queue the jobs."""
+        decodes = [job for job in jobs if job[0] == self._decode]
+        if decodes:
+            self._decode_pool.submit(decodes, len(decodes))
+            jobs = [job for job in jobs if job[0] != self._decode]
+        if jobs:
+            self._submit_reads(jobs)
+
+    def _submit_reads(self, jobs: list[Job]) -> None:
         self._reads.submit(jobs, len(jobs))
         if self._watched is not None:
             self._watched.arm()
 
-    def _read(self, worker: Worker, batch: Batch, position: int, _: int) -> None:
-        if self._gate.is_narrow and batch.number >= self._gate.horizon:
-            self._gate.hold((self._read, batch, position, _))
+    def _read(self, worker: Worker, batch: Batch, position: int, granted: int) -> None:
+        """Read a sample, for which ``granted`` bytes have been counted already."""
+        if not granted and self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._read, batch, position, 0))
             return
+        worker.claimed = granted
         if not batch.wants(position):
+            self._give_back(worker, batch)
             settle(batch, batch.drop(position), worker)
             return
         self._load(worker, batch, position, None)
@@ -79,29 +102,38 @@ class StagedFetcher:
     def _read_again(self, worker: Worker, batch: Batch, position: int, race_and_pause: tuple[Race, float]) -> None:
         """Read a sample beside, or in place of, a thread that takes long."""
         race, pause_s = race_and_pause
+        worker.claimed = race.claimed
         if batch.wants(position):
             self._load(worker, batch, position, race, pause_s)
         elif race.win():
+            self._give_back(worker, batch)
             settle(batch, batch.drop(position), worker)
 
     def _load(self, worker: Worker, batch: Batch, position: int, race: Race | None, pause_s: float = 0.0) -> None:
         tally = worker.tally
+        self._opening[worker.number] = NOBODY if worker.claimed else batch.number
         tally.reads_in_flight = 1
         index = batch.indices[position]
         HERE.set([self._context, index, _LOCATION, worker.number % self._num_workers, None])
         try:
             if self._watched is None:
-                data = self._read_bytes(worker, self._location(index))
+                data = self._read_bytes(worker, self._location(index), functools.partial(self._admit, worker, batch))
             else:
                 data = self._read_watched(self._watched, worker, batch, position, race, pause_s)
-            tally.bytes_read += self._size_of(data)
+            num_bytes = self._size_of(data)
+        except NotYet as refusal:
+            self._gate.hold((self._read, batch, position, refusal.num_bytes), refusal.num_bytes)
+            return
         except Overtaken:
             return
         except BaseException as exc:
+            self._give_back(worker, batch)
             settle(batch, batch.fail(position, strip(exc), "read"), worker)
             return
         finally:
-            tally.reads_in_flight = 0
+            tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
+        tally.bytes_read += num_bytes
+        batch.claim.correct_raw(worker.claimed, num_bytes)
         now = time.perf_counter()
         tally.read_s += now - worker.mark
         worker.mark = now
@@ -119,7 +151,9 @@ class StagedFetcher:
         location, read, size_of, decode = self._location, self._read_bytes, self._size_of, self._samples.decode
         here = [self._context, None, _LOCATION, worker.number % self._num_workers, None]
         HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
-        read_s = decode_s = collate_s = 0.0
+        admit = functools.partial(self._admit, worker, batch)
+        worker.claimed, self._opening[worker.number] = 0, batch.number
+        num_bytes_before, read_s, decode_s, collate_s = tally.bytes_read, 0.0, 0.0, 0.0
         tally.reads_in_flight = 1
         for position in range(start, stop):
             if not reads.is_calm and stop - position > 1 and self._hand_back(batch, start, position, stop):
@@ -131,23 +165,32 @@ class StagedFetcher:
             index, stage = indices[position], "read"
             here[1], here[2], here[4] = index, _LOCATION, None
             try:
-                data = read(worker, location(index))
+                data = read(worker, location(index), admit)
                 read_ended = clock()
                 tally.bytes_read += size_of(data)
                 stage = "decode"
                 here[2], here[4] = _SAMPLE, None
                 sample = decode(data, index)
+            except NotYet as refusal:
+                self._gate.hold((self._read, batch, position, refusal.num_bytes), refusal.num_bytes)
+                continue
             except BaseException as exc:
                 settle(batch, batch.fail(position, strip(exc), stage), worker)
+                self._give_back(worker, batch)
                 continue
             decode_ended = clock()
             if batch.add(position, sample):
                 batch.finish(tally)
+            if worker.claimed:
+                self._give_back(worker, batch)
             read_s += read_ended - mark
             decode_s += decode_ended - read_ended
             mark = clock()
             collate_s += mark - decode_ended
-        tally.reads_in_flight = 0
+        tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
+        batch.claim.note_decoded(tally.bytes_read - num_bytes_before, stop - start)
+        if self._gate.is_narrow:
+            self._gate.release()
         tally.read_s += read_s
         tally.decode_s += decode_s
         tally.collate_s += collate_s
@@ -156,31 +199,72 @@ class StagedFetcher:
         if stop > start:
             self._place(decode_s / (stop - start))
 
-    def _read_bytes(self, worker: Worker, location: Location) -> Any:
+    def _read_bytes(self, worker: Worker, location: Location, admit: Admit) -> Any:
         try:
-            return self._read_once(location)
+            return self._read_once(location, admit)
         except Exception as exc:
 
             def pause(seconds: float) -> bool:
                 worker.tally.retries += 1
                 return self._reads.pause(seconds)
 
-            return self._policy.try_again(functools.partial(self._read_once, location), exc, pause)
+            return self._policy.try_again(functools.partial(self._read_once, location, admit), exc, pause)
+
+    def _ask_assumed(self, admit: Admit) -> None:
+        num_bytes = self._gate.assumed_bytes
+        if num_bytes > UNASKED_BYTES:
+            admit(num_bytes)
+
+    def _read_assumed(self, location: Any, admit: Admit) -> Any:
+        self._ask_assumed(admit)
+        return self._source.read(location)
+
+    def _read_url(self, location: Any, admit: Admit) -> Any:
+        data = self._read_assumed(location, admit)
+        self._gate.note_read(len(data))
+        return data
+
+    def _noted_size(self, data: Any) -> int:
+        num_bytes = self._source.size_of(data)
+        self._gate.note_read(num_bytes)
+        return num_bytes
+
+    def _admit(self, worker: Worker, batch: Batch, num_bytes: int) -> None:
+        """Have the bytes that a read will bring counted for its batch, or raise :class:`NotYet`."""
+        if worker.claimed >= num_bytes:
+            return
+        self._give_back(worker, batch)
+        if not self._gate.ask(batch, num_bytes):
+            raise NotYet(num_bytes)
+        worker.claimed, self._opening[worker.number] = num_bytes, NOBODY
+
+    def _give_back(self, worker: Worker, batch: Batch) -> None:
+        if worker.claimed:
+            batch.claim.give_raw(worker.claimed)
+            worker.claimed = 0
 
     def _read_watched(
         self, watched: WatchedReads, worker: Worker, batch: Batch, position: int, race: Race | None, pause_s: float
     ) -> Any:
+        opening = self._opening
         if race is None:
-            return watched.run(worker, watched.begin(batch, position, self._location(batch.indices[position])))
+            self._ask_assumed(functools.partial(self._admit, worker, batch))
+            opening[worker.number] = NOBODY  # it may be stuck for good, and nobody is to wait for that
+            location = self._location(batch.indices[position])
+            return watched.run(worker, watched.begin(batch, position, location, worker.claimed))
+        opening[worker.number] = NOBODY
         watched.pause(worker, race, pause_s)
         data = watched.run(worker, race)
         worker.tally.hedges_won += race.is_hedged and pause_s == 0
         return data
 
-    def _fail(self, batch: Batch, position: int, exc: BaseException) -> None:
-        self._decode_pool.submit(((self._settle_failed, batch, position, exc),), 1)  # the user's on_error may block
+    def _fail(self, race: Race, exc: BaseException) -> None:
+        # On another thread: the user's on_error may block.
+        self._decode_pool.submit(((self._settle_failed, race.batch, race, exc),), 1)
 
-    def _settle_failed(self, worker: Worker, batch: Batch, position: int, exc: BaseException) -> None:
+    def _settle_failed(self, worker: Worker, batch: Batch, race: Race, exc: BaseException) -> None:
+        position = race.position
+        race.give_back()
         HERE.set([self._context, batch.indices[position], _LOCATION, worker.number % self._num_workers, None])
         settle(batch, batch.fail(position, exc, "read"), worker)
 
@@ -195,6 +279,15 @@ class StagedFetcher:
         return True
 
     def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
+        if self._gate.is_narrow and batch.number >= self._gate.horizon:
+            self._gate.hold((self._decode, batch, position, data))
+            return
+        try:
+            self._decode_sample(worker, batch, position, data)
+        finally:
+            batch.claim.give_decoded(self._source.size_of(data))
+
+    def _decode_sample(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
         if not batch.wants(position):
             settle(batch, batch.drop(position), worker)
             return

@@ -140,10 +140,15 @@ class Watch:
             self._reads.set_aside()
 
 
-def _fail_unread(worker: Worker, batch: Batch, position: int, race_and_pause: Any) -> None:
-    """Settle a sample whose read no thread is left to begin."""
-    if isinstance(race_and_pause, tuple) and not race_and_pause[0].leave():
-        return
+def _fail_unread(worker: Worker, batch: Batch, position: int, race_or_granted: Any) -> None:
+    """Settle a sample whose read no thread is left to begin: the first, for which bytes may be granted, or another."""
+    if isinstance(race_or_granted, tuple):
+        race = race_or_granted[0]
+        if not race.leave():
+            return
+        race.give_back()
+    elif race_or_granted:
+        batch.claim.give_raw(race_or_granted)
     context = batch.recipe.context
     HERE.set([context, batch.indices[position], Stage.LOCATION, worker.number % context.num_workers, None])
     exc = ReadTimeoutError(errno.ETIMEDOUT, "All threads that read are stuck in reads that the storage does not answer")

@@ -24,7 +24,7 @@ class WatchedReads:
         reads: The threads.
         watch: Looks after them.
         again: Reads a sample once more.
-        fail: Settles a sample that could not be read, from any thread.
+        fail: Settles the sample of a race in which it could not be read, from any thread.
     """
 
     def __init__(
@@ -35,16 +35,23 @@ class WatchedReads:
         watch: Watch,
         *,
         again: Again,
-        fail: Callable[[Any, int, BaseException], None],
+        fail: Callable[[Race, BaseException], None],
     ) -> None:
         self._read, self._policy, self._reads, self._watch = read, policy, reads, watch
         self._again, self._fail = again, fail
         self._pace, self._hedge = watch.pace, policy.hedge_or_none
         self.timeout_s = policy.timeout_s
 
-    def begin(self, batch: Any, position: int, location: Any) -> Race:
-        """Return the race of one sample's read, which the caller is to run in."""
-        return Race(self, batch, position, location, Tries(self._policy))
+    def begin(self, batch: Any, position: int, location: Any, claimed: int) -> Race:
+        """Return the race of one sample's read, which the caller is to run in.
+
+        Args:
+            batch: The sample's batch.
+            position: Its position there.
+            location: What is read.
+            claimed: Bytes that have been counted for it.
+        """
+        return Race(self, batch, position, location, Tries(self._policy), claimed)
 
     def run(self, worker: Worker, race: Race) -> Any:
         """Return what is at the race's location. Blocks, in a thread of the pool.
@@ -134,4 +141,4 @@ class WatchedReads:
         except Exception as other:  # no try is left
             exc = other
         if race.leave():
-            self._fail(race.batch, race.position, exc)
+            self._fail(race, exc)

@@ -4,10 +4,17 @@ import contextlib
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from aioload.readers.base import Range, checked_range
 from aioload.types import Location
+
+UNASKED_BYTES = 64 << 10
+"""A file that is larger is read only when whoever wants it has been asked once more."""
+
+Admit: TypeAlias = Callable[[int], None]
+"""Is asked whether so many bytes may be read now. If not, it raises what is for whoever asked for the file."""
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
@@ -43,7 +50,7 @@ class LocalReader:
             return read_range(fd, wanted)
 
 
-def read_file(path: Location) -> bytes:
+def read_file(path: Location, admit: Admit | None = None) -> bytes:
     """Read a whole file.
 
     A file that shrinks meanwhile gives what is left of it. Pipes and devices are read to their end, and so
@@ -52,6 +59,7 @@ def read_file(path: Location) -> bytes:
 
     Args:
         path: The file's path.
+        admit: Called with the size before more than :data:`UNASKED_BYTES` are read; what it raises is raised.
 
     Returns:
         The file's content, owned by the caller.
@@ -68,6 +76,8 @@ def read_file(path: Location) -> bytes:
                 size = os.lseek(fd, 0, os.SEEK_END)
             except OSError:  # a pipe or a device; on tmpfs also a directory
                 size = 0
+            if size > UNASKED_BYTES and admit is not None:
+                admit(size)
             if 0 < size <= _READ_MAX:  # ext4 reports 2**63 - 1 for a directory
                 data = os.pread(fd, size, 0)
                 if len(data) == size:
