@@ -19,8 +19,9 @@ So it does of a :class:`SimulatedDevice`, which needs no GPU::
     assert reading.value.tolist() == [0, 1]
 """
 
-from aioload.testing.device import Reading, SimulatedDevice, SimulatedEvent, SimulatedStream
+from aioload.testing.device import SimulatedDevice
 from aioload.testing.gates import DEADLINE_S, AsyncGatedDataset, GatedDataset, GatedFiles, GatedItems, Gates
+from aioload.testing.streams import Reading, SimulatedEvent, SimulatedStream
 
 __all__ = [
     "DEADLINE_S",
