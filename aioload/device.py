@@ -4,6 +4,7 @@ A device works on its own: what is asked of it is put on a *stream* and done lat
 the host and the other streams. An *event* marks a place on a stream; it has passed when all before it is done.
 """
 
+import os
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -153,7 +154,25 @@ def resolve_device(device: Any) -> torch.device | DeviceBackend:
             "Use device='cpu', or a torch build and driver that see the GPU."
         )
         raise ArgumentError(message)
-    return resolved if resolved.index is not None else torch.device("cuda", torch.cuda.current_device())
+    if resolved != torch.device("cuda"):  # but one with a number
+        return resolved
+    return torch.device("cuda", cuda_index(torch.cuda.current_device(), count, os.environ.get("LOCAL_RANK")))
+
+
+def cuda_index(current: int, count: int, local_rank: str | None) -> int:
+    """Return the number of the device that ``"cuda"`` is.
+
+    Launchers such as torchrun start a process for each device of a machine and say which it is by ``LOCAL_RANK``. That
+    counts for a process that has not chosen a device itself, and that sees them all.
+
+    Args:
+        current: The current device; 0 also where none was chosen.
+        count: Devices that this process sees.
+        local_rank: What the launcher says, if there is one.
+    """
+    if current == 0 and local_rank is not None and local_rank.isdecimal() and int(local_rank) < count:
+        return int(local_rank)
+    return current
 
 
 def backend_for(device: torch.device | DeviceBackend) -> DeviceBackend | None:

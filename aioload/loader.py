@@ -79,7 +79,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         pin_memory_device: Kept and without effect, as in torch, with a warning; the current accelerator is used.
         in_order: Whether batches come in the sampler's order; ``False`` yields each when it is ready.
         device: Where batches arrive. For a CUDA device the copy runs on a stream of the loader's own, and the
-            stream that is current at ``next()`` waits for it, not the host. For tests without one, a
+            stream that is current at ``next()`` waits for it, not the host. ``"cuda"`` is the current device, or in a
+            process that has chosen none and has a ``LOCAL_RANK``, as torchrun sets it, that one. For tests, a
             :class:`~aioload.testing.SimulatedDevice`, or what :class:`~aioload.device.DeviceBackend` says.
         seed: Fixes the order of ``shuffle=True``, which is then that of a :class:`~aioload.samplers.ShuffleSampler`,
             and what :func:`~aioload.randomness.sample_rng` gives, from 0 to 2**64 - 1. Without it both follow from

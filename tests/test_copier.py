@@ -325,7 +325,8 @@ def test_pinned_batches_on_the_cpu_are_pinned_and_stay_as_they_are() -> None:
 
 
 @cuda
-def test_the_device_asked_for_is_the_one_that_is_there() -> None:
+def test_the_device_asked_for_is_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
     count = torch.cuda.device_count()
     assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
     assert resolve_device(f"cuda:{count - 1}") == torch.device("cuda", count - 1)

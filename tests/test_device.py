@@ -8,7 +8,7 @@ import pytest
 import torch
 from rigs import RIGS, Simulated
 
-from aioload.device import DeviceBackend, backend_for, resolve_device
+from aioload.device import DeviceBackend, backend_for, cuda_index, resolve_device
 from aioload.errors import ArgumentError
 from aioload.layout import ALIGNMENT
 from aioload.testing import SimulatedDevice
@@ -35,6 +35,24 @@ def test_what_is_no_device_is_an_error_that_says_what_is(device: Any) -> None:
 def test_other_devices_are_not_supported(device: Any) -> None:
     with pytest.raises(NotImplementedError, match="only cpu and cuda devices"):
         resolve_device(device)
+
+
+@pytest.mark.parametrize(
+    ("current", "count", "local_rank", "expected"),
+    [
+        (0, 8, None, 0),
+        (3, 8, None, 3),
+        (0, 8, "5", 5),
+        (0, 8, "0", 0),
+        (3, 8, "5", 3),  # chosen by set_device
+        (0, 1, "5", 0),  # each process sees its own device alone
+        (0, 8, "8", 0),
+        (0, 8, "-1", 0),
+        (0, 8, "", 0),
+    ],
+)
+def test_which_device_cuda_is(current: int, count: int, local_rank: str | None, expected: int) -> None:
+    assert cuda_index(current, count, local_rank) == expected
 
 
 def test_what_does_what_a_device_does_is_one() -> None:
