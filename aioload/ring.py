@@ -107,7 +107,7 @@ class Ring:
 
     Args:
         new_memory: Gives slots their memory, page-locked, which device copies need to run beside the host; ``None``
-            for any.
+            for any. If it raises, any will do, and one warning says so.
         reuse: Whether a slot that was lent comes back. Without it every batch has memory of its own from torch's
             allocator, which alone knows when copies that the consumer issued from page-locked memory are done.
         max_free: Slots kept when free; more are given back to the allocator.
@@ -140,7 +140,8 @@ class Ring:
         # reports are only appended here (which needs no lock) and taken in at the next acquire.
         self._returned: deque[Slot] = deque()
         self._copying: deque[tuple[Slot, Passing]] = deque()  # in the order of their events
-        self._warned = False
+        self._warned = self._warned_of_refusal = False
+        self._refusal: str | None = None  # why there was no page-locked memory for a slot
 
     def __repr__(self) -> str:
         return f"<Ring free={len(self._free)} lent={self.num_lent} copying={self.num_copying}>"
@@ -167,7 +168,7 @@ class Ring:
                 self._take(slot)
                 slot.state = SlotState.FILLING
                 return slot
-        slot = Slot(max(_MIN_SLOT_BYTES, num_bytes), self.new_memory)
+        slot = self._new_slot(max(_MIN_SLOT_BYTES, num_bytes))
         slot.state = SlotState.FILLING
         return slot
 
@@ -216,6 +217,18 @@ class Ring:
             while self._free_bytes > max_bytes:
                 self._drop_smallest()
 
+    def warn_if_not_pinned(self) -> None:
+        """Warn, once, when slots have memory that is not page-locked although it should be."""
+        if self._refusal is None or self._warned_of_refusal:
+            return
+        self._warned_of_refusal = True
+        warnings.warn(
+            f"There was no page-locked memory for a batch, so that copies of it to a device hold up the loader: "
+            f"{self._refusal}. Smaller batches, or fewer ahead (prefetch_factor, prefetch_bytes), need less.",
+            RuntimeWarning,
+            stacklevel=5,  # the line of the loop
+        )
+
     def warn_if_held(self) -> None:
         """Warn, once, when the consumer holds so many batches that memory grows with them."""
         self.max_held_seen = max(self.max_held_seen, self.num_lent)
@@ -233,6 +246,15 @@ class Ring:
             RuntimeWarning,
             stacklevel=5,  # the line of the loop
         )
+
+    def _new_slot(self, num_bytes: int) -> Slot:
+        try:
+            return Slot(num_bytes, self.new_memory)
+        except Exception as exc:  # torch has several for this
+            if self.new_memory is None:
+                raise
+            self._refusal = repr(exc)
+        return Slot(num_bytes, None)
 
     def _take_in(self) -> None:
         self._take_in_copied()

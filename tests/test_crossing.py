@@ -3,7 +3,9 @@
 import gc
 import random
 import threading
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,6 +230,26 @@ def test_an_error_on_the_way_to_the_device_is_raised_for_its_batch_and_no_other(
         assert device.num_blocks_in_use == 0
         ring.release(ring.acquire(1))
         assert ring.num_copying == 0
+
+
+@pytest.mark.parametrize("face", [by_for, by_async_for])
+def test_without_page_locked_memory_it_goes_on_and_says_so_once(face: Callable[..., Any]) -> None:
+    device = SimulatedDevice(pace=random.Random(0))
+    for after in (0, 1):
+        device.fail("host_memory", RuntimeError("CUDA error: out of memory"), after=after)
+    with (
+        DataLoader(SAMPLES, 4, num_workers=2, device=device) as loader,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        loader._runtime().ring.poison = 0xDB
+        batches = face(loader)
+    device.run()
+    assert [index for batch in batches for index in batch["index"].tolist()] == list(range(40))
+    assert [each.category for each in caught] == [RuntimeWarning]
+    assert "no page-locked memory for a batch" in str(caught[0].message)
+    assert "RuntimeError('CUDA error: out of memory')" in str(caught[0].message)
+    assert Path(caught[0].filename).name == "oracle.py"
 
 
 @pytest.mark.parametrize("persistent", [False, True])

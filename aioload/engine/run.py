@@ -350,6 +350,7 @@ class Run:
         result = self._delivery.receive(batch)
         self._tally.batches += 1
         self._ring.warn_if_held()
+        self._ring.warn_if_not_pinned()
         if self._regulator is not None:
             self._step_began_s = time.perf_counter()
         return result
