@@ -29,7 +29,8 @@ class Copied:
         value: The batch on the device.
         event: Passes when it is there.
         pieces: The device memory it takes, of which others are views.
-        is_partial: Whether there is something in ``value`` that is left for :meth:`Copier.receive` to move.
+        is_partial: Whether there is something in ``value`` that is left for :meth:`Copier.receive` to move, and so all
+            of it for :meth:`Copier.transform_here`.
     """
 
     value: Any
@@ -44,10 +45,11 @@ class Copier:
     Args:
         backend: The device.
         ring: Where slots go back to when their copy is done.
+        transform: What is done to each batch on the device, ``None`` for nothing.
     """
 
-    def __init__(self, backend: DeviceBackend, ring: Ring) -> None:
-        self._backend, self._ring = backend, ring
+    def __init__(self, backend: DeviceBackend, ring: Ring, transform: Callable[[Any], Any] | None = None) -> None:
+        self._backend, self._ring, self._transform = backend, ring, transform
         self._stream: Stream | None = None
 
     def copy_slot(self, slot: Slot, layout: Layout, columns: Sequence[Column], num_rows: int) -> Copied:
@@ -85,6 +87,21 @@ class Copier:
         event = self._backend.record_event(stream)
         return Copied(moved, event, pieces, is_partial or _moves_itself(moved))
 
+    def transform(self, copied: Copied) -> Copied:
+        """Return the batch transformed, on the side stream, unless some of it is to be moved later. Any thread.
+
+        Raises:
+            TypeError: The transform returned something whose memory cannot be told from others' use of it.
+        """
+        if self._transform is None or copied.is_partial:
+            return copied
+        stream = self._side_stream()
+        with self._backend.stream(stream):
+            value = self._transform(copied.value)
+        return Copied(
+            value, self._backend.record_event(stream), _pieces_of(value, self._backend.device), is_partial=False
+        )
+
     def receive(self, copied: Copied) -> Any:
         """Return the batch; the consumer's current stream waits for it, and the allocator remembers that stream.
 
@@ -111,6 +128,10 @@ class Copier:
             return self._backend.copy(tensor) if _is_one_piece(tensor) else tensor.to(self._backend.device)
 
         return map_tensors(value, copy_now, self._move_itself)
+
+    def transform_here(self, value: Any) -> Any:
+        """Return a batch that is on the device transformed, on the caller's current stream."""
+        return value if self._transform is None else self._transform(value)
 
     def _move_itself(self, value: Any) -> Any:
         return value.to(self._backend.device)
@@ -181,3 +202,26 @@ def _moves_itself(value: Any) -> bool:
 
     map_tensors(value, lambda tensor: tensor, note)
     return bool(found)
+
+
+def _pieces_of(value: Any, device: torch.device) -> list[torch.Tensor]:
+    """Return the tensors on the device in what a transform has returned."""
+    pieces: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if not _is_one_piece(tensor):
+            refuse(tensor)
+        if tensor.device == device:
+            pieces.append(tensor)
+        return tensor
+
+    def refuse(other: Any) -> Any:
+        what = f"a {other.layout} tensor" if isinstance(other, torch.Tensor) else f"a {type(other).__name__}"
+        message = (
+            f"device_transform must return dense tensors, in containers of any kind; got {what}, whose memory the "
+            "allocator cannot be told about. Make it of them in the loop."
+        )
+        raise TypeError(message)
+
+    map_tensors(value, note, refuse)
+    return pieces

@@ -5,6 +5,7 @@ the host and the other streams. An *event* marks a place on a stream; it has pas
 """
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -56,6 +57,10 @@ class DeviceBackend(Protocol):
         """Return the stream that what the calling thread does with the device's tensors goes to."""
         ...
 
+    def stream(self, stream: Stream) -> AbstractContextManager[Any]:
+        """Make ``stream`` the calling thread's current one, until the end of ``with``."""
+        ...
+
     def copy(self, tensor: torch.Tensor, stream: Stream | None = None) -> torch.Tensor:
         """Return a copy on the device, for which memory is there now, and contents when ``stream`` has come to it.
 
@@ -102,6 +107,10 @@ class CudaBackend:
     def current_stream(self) -> Stream:
         """Return the calling thread's current stream on this device."""
         return torch.cuda.current_stream(self.device)
+
+    def stream(self, stream: Stream) -> AbstractContextManager[Any]:
+        """Make ``stream`` the calling thread's current one, until the end of ``with``."""
+        return torch.cuda.stream(stream)
 
     def copy(self, tensor: torch.Tensor, stream: Stream | None = None) -> torch.Tensor:
         """Return a copy on the device, issued on ``stream``."""

@@ -10,6 +10,7 @@ import torch
 import torch.utils.data as torch_data
 
 from aioload.arguments import (
+    check_device_transform,
     check_iterable_workers,
     check_on_error,
     check_prefetch_factor,
@@ -41,7 +42,7 @@ from aioload.types import MapDataset, StagedDataset
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED = frozenset({"cache", "device", "iterable_workers", "reader", "seed"})
+_FIXED = frozenset({"cache", "device", "device_transform", "iterable_workers", "reader", "seed"})
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
@@ -111,6 +112,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             again: a :class:`~aioload.cache.DiskCache`, a :class:`~aioload.cache.MemoryCache`, or what
             :class:`~aioload.cache.Cache` says. ``decode`` then gets ``bytes``, whatever the reader returns. Several
             loaders may share one; the loader does not close or clear it.
+        device_transform: Called with each batch on the ``device``, and returns what is handed out, dense tensors in
+            containers of any kind: for what the device does best, such as normalising images. It runs on the loader's
+            thread, ahead of you, with the stream of the copies current, and must not wait for the device. (In your
+            thread and stream where ``num_workers=0``, or where sparse tensors or objects with a ``to`` are in it.)
         num_device_batches: Batches that a pass may have on the ``device`` before you ask for them, and copies to it
             that may be under way. Further ones wait in the host's memory. Without ``device`` or with ``num_workers=0``,
             which loads nothing ahead, it has no effect.
@@ -151,6 +156,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         read: ReadPolicy | None = None,
         reader: Reader | None = None,
         cache: Cache | None = None,
+        device_transform: Callable[[Any], Any] | None = None,
         num_device_batches: int = 2,
         prefetch_bytes: int | None = None,
     ) -> None:
@@ -195,6 +201,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if multiprocessing_context is not None:
             say_once_that_there_are_no_processes()
         self.device, self.num_device_batches = resolve_device(device), num_device_batches
+        self.device_transform = device_transform
+        check_device_transform(device_transform, self.device)
         self.num_concurrent_reads: int | Literal["auto"] = num_concurrent_reads
         self.prefetch_bytes = prefetch_bytes
         self.seed, self.iterable_workers = seed, iterable_workers
@@ -215,8 +223,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Set an attribute, unless it is one that passes, or saved states, depend on.
 
         Raises:
-            ValueError: As torch's DataLoader, and for ``device``, ``seed``, ``iterable_workers``, ``reader`` and
-                ``cache``.
+            ValueError: As torch's DataLoader, and for ``device``, ``device_transform``, ``seed``, ``iterable_workers``,
+                ``reader`` and ``cache``.
         """
         if name in _FIXED and self.__dict__.get("_is_fixed", False):
             message = f"{name} attribute should not be set after {type(self).__name__} is initialized"

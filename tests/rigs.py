@@ -1,8 +1,7 @@
 """Rigs: a real device and the simulated one, as tests that both must pass see them."""
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ class Simulated:
 
     def __init__(self, pace: random.Random | None = None) -> None:
         self.backend = SimulatedDevice(pace=pace)
-        self.on = self.backend.stream
 
     def busy(self, stream: Any) -> None:
         """Nothing is done there, nor elsewhere, before the test waits for it."""
@@ -35,11 +33,6 @@ class Cuda:
 
     def __init__(self, _: random.Random | None = None) -> None:
         self.backend = CudaBackend(torch.device("cuda", 0))
-
-    @contextlib.contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        with torch.cuda.stream(stream):
-            yield
 
     def busy(self, stream: Any) -> None:
         with torch.cuda.stream(stream):

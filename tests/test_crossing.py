@@ -232,6 +232,19 @@ def test_an_error_on_the_way_to_the_device_is_raised_for_its_batch_and_no_other(
         assert ring.num_copying == 0
 
 
+def test_without_threads_an_error_of_a_copy_says_where_it_was_too() -> None:
+    with SimulatedDevice() as device:
+        loader = DataLoader(SAMPLES, 4, num_workers=0, device=device)
+        error = torch.OutOfMemoryError("there is none left")
+        device.fail("copy", error, after=2)
+        outcomes = by_for(loader)
+        assert [outcome is error for outcome in outcomes] == [number == 1 for number in range(10)]
+        context = error_context(error)
+        assert context is not None
+        assert (context.stage, context.index) == ("copy", [4, 5, 6, 7])
+        error.__traceback__ = None
+
+
 @pytest.mark.parametrize("face", [by_for, by_async_for])
 def test_without_page_locked_memory_it_goes_on_and_says_so_once(face: Callable[..., Any]) -> None:
     device = SimulatedDevice(pace=random.Random(0))
@@ -284,3 +297,82 @@ def test_rows_of_tensors_go_to_the_device_too_however_small() -> None:
             found.append(batch.clone())
         assert torch.equal(torch.cat(found), rows)
         assert device.max_copying <= 2
+
+
+def half(device: SimulatedDevice) -> Callable[[Any], Any]:
+    return lambda batch: {**batch, "row": device.launch(lambda row: row // 2, batch["row"])}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate])
+def test_a_transform_is_given_each_batch_on_the_device(num_workers: int, collate_fn: Any) -> None:
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        loader: DataLoader[Any] = DataLoader(
+            SAMPLES, 4, num_workers=num_workers, collate_fn=collate_fn, device=device, device_transform=half(device)
+        )
+        readings = [(device.read(batch["row"]), device.read(batch["index"])) for batch in loader]
+        loader.close()
+    assert torch.equal(torch.cat([row.value[:, 0] for row, _ in readings]), torch.arange(40) // 2)
+    assert torch.equal(torch.cat([index.value for _, index in readings]), torch.arange(40))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_of_the_transform_is_raised_for_its_batch_and_no_other(num_workers: int) -> None:
+    error = ZeroDivisionError()
+
+    def transform(batch: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            assert threading.current_thread().name == "aioload-loop"
+        numbers.append(len(numbers))
+        if len(numbers) == 3:
+            raise error
+        return batch
+
+    numbers: list[int] = []
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        loader = DataLoader(SAMPLES, 4, num_workers=num_workers, device=device, device_transform=transform)
+        outcomes = by_for(loader)
+        assert [outcome is error for outcome in outcomes] == [number == 2 for number in range(10)]
+        context = error_context(error)
+        assert context is not None
+        assert (context.stage, context.index) == ("device_transform", [8, 9, 10, 11])
+        loader.close()
+        error.__traceback__ = None
+
+
+class Own:
+    """Moves itself."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, _: Any) -> "Own":
+        return self
+
+
+def test_what_is_moved_late_is_transformed_late_and_in_the_thread_that_asked_for_it() -> None:
+    threads = []
+
+    def transform(batch: Any) -> Any:
+        threads.append(threading.current_thread())
+        return {"x": batch["own"].x, "sparse": batch["sparse"].to_dense()}
+
+    def collate(samples: Any) -> Any:
+        return {"own": Own(torch.tensor(samples)), "sparse": torch.eye(2).to_sparse()}
+
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        with DataLoader(
+            range(8), 4, num_workers=2, collate_fn=collate, device=device, device_transform=transform
+        ) as loader:
+            assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert threads == [threading.main_thread()] * 2
+
+
+@pytest.mark.parametrize("make", [lambda: torch.eye(2).to_sparse(), lambda: Own(torch.ones(1))], ids=["sparse", "own"])
+def test_a_transform_cannot_make_what_cannot_be_guarded(make: Callable[[], Any]) -> None:
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        loader: DataLoader[Any] = DataLoader(
+            SAMPLES, 4, num_workers=2, device=device, device_transform=lambda batch: [batch, make()]
+        )
+        with loader, pytest.raises(TypeError, match="device_transform must return dense tensors, in containers"):
+            next(iter(loader))

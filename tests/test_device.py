@@ -129,7 +129,7 @@ def test_a_stream_that_waits_for_the_event_reads_what_was_copied(rig: Any) -> No
     host = numbers(backend, 1)
     copied = backend.copy(host, side)
     backend.wait_event(other, backend.record_event(side))
-    with rig.on(other):
+    with backend.stream(other):
         value = rig.read(copied)
     rig.finish()
     assert torch.equal(value(), host)
@@ -178,7 +178,7 @@ def test_device_memory_waits_for_the_stream_that_was_recorded(rig: Any) -> None:
     backend.wait_event(other, backend.record_event(side))
     backend.record_stream(copied, other)
     rig.busy(other)
-    with rig.on(other):
+    with backend.stream(other):
         value = rig.read(copied)
     address = copied.data_ptr()
     del copied
@@ -199,7 +199,7 @@ def test_each_thread_has_a_current_stream(rig: Any) -> None:
     backend = rig.backend
     streams: list[Any] = []
     stream = backend.new_stream()
-    with rig.on(stream):
+    with backend.stream(stream):
         thread = threading.Thread(target=lambda: streams.append(backend.current_stream()))
         thread.start()
         thread.join()

@@ -5,8 +5,10 @@ would find a copier that does not keep to this is shown to find some that do not
 """
 
 import asyncio
+import dataclasses
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from aioload import DataLoader, TensorDataset
-from aioload.copier import Copied, Copier
+from aioload.copier import Copied, Copier, map_tensors
 from aioload.device import Event, Stream
 from aioload.engine import runtime
 from aioload.layout import Layout
@@ -66,6 +68,13 @@ class DoesNotGuard(Copier):
     def receive(self, copied: Copied) -> Any:
         self._backend.wait_event(self._backend.current_stream(), copied.event)
         return copied.value
+
+
+class DoesNotGuardResults(Copier):
+    """Tells the allocator who uses what was copied, and not who uses what was made of it."""
+
+    def transform(self, copied: Copied) -> Copied:
+        return dataclasses.replace(super().transform(copied), pieces=copied.pieces)
 
 
 class LosesSlots(Copier):
@@ -251,10 +260,10 @@ DATASETS: dict[str, Any] = {
 
 
 class Consumer:
-    """Takes batches of 4, in order, reads and holds them, and knows what they must be."""
+    """Takes batches of 4, in order, reads and holds them, and knows what they must be, if ``added`` was added."""
 
-    def __init__(self, device: SimulatedDevice, choose: random.Random) -> None:
-        self.device, self._choose = device, choose
+    def __init__(self, device: SimulatedDevice, choose: random.Random, *, added: int = 0) -> None:
+        self.device, self._choose, self._added = device, choose, added
         self.streams = [device.default_stream, device.new_stream()]
         self._held: deque[tuple[list[torch.Tensor], int]] = deque()
         self._readings: list[tuple[Reading, int]] = []
@@ -277,7 +286,7 @@ class Consumer:
         self._held.clear()
         self.device.run()
         for reading, number in self._readings:
-            rows = torch.arange(number * 4, number * 4 + 4)[:, None]
+            rows = torch.arange(number * 4, number * 4 + 4)[:, None] + self._added
             if not (reading.value.reshape(4, -1) == rows).all():
                 raise Stale(reading.value, number)
 
@@ -288,6 +297,7 @@ ways = st.fixed_dictionaries(
         "num_device_batches": st.integers(1, 3),
         "prefetch_factor": st.integers(1, 3),
         "persistent": st.booleans(),
+        "transforms": st.booleans(),
         "awaits": st.booleans(),
         "dataset": st.sampled_from(sorted(DATASETS)),
         "num_taken": st.lists(st.integers(0, 10), min_size=1, max_size=3),
@@ -299,7 +309,7 @@ ways = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_through_a_loader_nothing_is_stale_or_lost_either(seed: int, way: dict[str, Any]) -> None:
     device, choose = SimulatedDevice(pace=random.Random(seed)), random.Random(seed)
-    consumer = Consumer(device, choose)
+    consumer = Consumer(device, choose, added=int(way["transforms"]))
     dataset, arguments = DATASETS[way["dataset"]]
     num_workers = way["num_workers"]
     if num_workers > 0:
@@ -311,6 +321,7 @@ def test_through_a_loader_nothing_is_stale_or_lost_either(seed: int, way: dict[s
         num_concurrent_reads=4,
         num_device_batches=way["num_device_batches"],
         device=device,
+        device_transform=adding_one(device) if way["transforms"] else None,
         **arguments,
     )
     ring = loader._runtime().ring
@@ -332,6 +343,15 @@ def test_through_a_loader_nothing_is_stale_or_lost_either(seed: int, way: dict[s
     assert device.num_blocks_in_use == 0
 
 
+def adding_one(device: SimulatedDevice) -> Callable[[Any], Any]:
+    """Return a transform that adds 1 to all there is in a batch, as two kernels."""
+
+    def add(tensor: torch.Tensor) -> torch.Tensor:
+        return device.launch(lambda twice: twice - 7, device.launch(lambda value: value + 8, tensor))
+
+    return lambda batch: map_tensors(batch, add)
+
+
 async def take_awaiting(loader: DataLoader[Any], consumer: Consumer, num_taken: int) -> None:
     async with loader:
         batches = aiter(loader)
@@ -340,14 +360,22 @@ async def take_awaiting(loader: DataLoader[Any], consumer: Consumer, num_taken: 
         await batches.aclose()
 
 
-def take_all(device: SimulatedDevice, *, num_device_batches: int) -> None:
+def take_all(device: SimulatedDevice, *, num_device_batches: int, transforms: bool = False) -> None:
     """Take all batches; copies are done when one has been taken, and what reads them up to two batches later.
 
     Where two may be under way, the last thing on the copier's stream is left for later.
     """
-    consumer = Consumer(device, random.Random(0))
+    consumer = Consumer(device, random.Random(0), added=int(transforms))
     samples = [pair(index) for index in range(200)]
-    with device, DataLoader(samples, 4, num_workers=2, num_device_batches=num_device_batches, device=device) as loader:
+    loader: DataLoader[Any] = DataLoader(
+        samples,
+        4,
+        num_workers=2,
+        num_device_batches=num_device_batches,
+        device=device,
+        device_transform=adding_one(device) if transforms else None,
+    )
+    with device, loader:
         ring = loader._runtime().ring
         ring.poison = POISON
         for number, batch in enumerate(loader):
@@ -378,3 +406,10 @@ def test_a_loader_with_a_copier_that_is_broken_is_found_out(
     monkeypatch.setattr(runtime, "Copier", kind)
     with pytest.raises(Stale):
         take_all(SimulatedDevice(), num_device_batches=2)
+
+
+def test_what_a_transform_has_made_is_guarded_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_all(SimulatedDevice(), num_device_batches=2, transforms=True)
+    monkeypatch.setattr(runtime, "Copier", DoesNotGuardResults)
+    with pytest.raises(Stale):
+        take_all(SimulatedDevice(), num_device_batches=2, transforms=True)

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from aioload import DataLoader, LocalReader
 from aioload.errors import ArgumentError
+from aioload.testing import SimulatedDevice
 
 TorchLoader = torch.utils.data.DataLoader
 
@@ -161,7 +162,7 @@ def refusal(kind: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
     "name",
     [
         *("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"),
-        *("device", "seed", "iterable_workers", "reader"),
+        *("device", "device_transform", "seed", "iterable_workers", "reader"),
     ],
 )
 def test_what_cannot_be_set_afterwards(name: str) -> None:
@@ -188,6 +189,8 @@ def test_what_cannot_be_set_afterwards(name: str) -> None:
         ({"num_concurrent_reads": 0}, ArgumentError),
         ({"num_concurrent_reads": 2.5}, ArgumentError),
         ({"num_device_batches": 0}, ArgumentError),
+        ({"device_transform": len}, ArgumentError),
+        ({"device": SimulatedDevice(), "device_transform": 1}, ArgumentError),
         ({"num_device_batches": 1.5}, ArgumentError),
         ({"num_workers": 2, "prefetch_factor": 0}, ArgumentError),
         ({"prefetch_factor": 0}, ArgumentError),

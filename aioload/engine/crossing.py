@@ -58,10 +58,22 @@ class Crossing:
             batch.discard()
 
     def receive(self, batch: Batch) -> Any:
-        """Return what was copied, which the consumer's current stream waits for. In the consumer's thread."""
+        """Return what was copied, which the consumer's current stream waits for. In the consumer's thread.
+
+        What goes wrong is the batch's error.
+        """
         copied, batch.copied = batch.copied, None
         assert copied is not None
-        return self._copier.receive(copied)
+        stage = "copy"
+        try:
+            value = self._copier.receive(copied)
+            if copied.is_partial:
+                stage = "device_transform"
+                value = self._copier.transform_here(value)
+        except Exception as exc:
+            _fail(batch, exc, stage)
+            return None
+        return value
 
     def _let_over(self) -> None:
         while self._waiting and self._has_room():
@@ -115,16 +127,23 @@ class Crossing:
 
     def _copy(self, batch: Batch) -> None:
         slot, batch.slot = batch.slot, None
+        stage = "copy"
         try:
             if slot is None:
-                batch.copied = self._copier.copy(batch.result)
+                copied = self._copier.copy(batch.result)
             else:
                 assert batch.layout is not None
-                batch.copied = self._copier.copy_slot(slot, batch.layout, batch.columns, len(batch.indices))
-            self._events.append(batch.copied.event)
+                copied = self._copier.copy_slot(slot, batch.layout, batch.columns, len(batch.indices))
+            self._events.append(copied.event)
+            stage = "device_transform"
+            batch.copied = self._copier.transform(copied)
         except BaseException as exc:
-            batch.error, batch.context = safe_to_raise(strip(exc)), ErrorContext(list(batch.indices), None, "copy")
+            _fail(batch, exc, stage)
         batch.result, batch.columns = None, []
+
+
+def _fail(batch: Batch, exc: BaseException, stage: str) -> None:
+    batch.error, batch.context = safe_to_raise(strip(exc)), ErrorContext(list(batch.indices), None, stage)
 
 
 def _has_passed(event: Event) -> bool:

@@ -8,7 +8,7 @@ from aioload.engine.batch import Batch
 from aioload.engine.crossing import Crossing
 from aioload.engine.handoff import Handoff
 from aioload.engine.order import AsCompleted, InOrder
-from aioload.errors import EngineError, ErrorContext, annotate, is_interrupt, safe_to_raise, strip
+from aioload.errors import EngineError, annotate, is_interrupt
 
 
 class Delivery:
@@ -87,11 +87,7 @@ class Delivery:
         """Return what was made of the batch, which is the caller's, or raise its error. In the consumer's thread."""
         result, batch.result = batch.result, None
         if self._crossing is not None and batch.error is None:
-            try:
-                result = self._crossing.receive(batch)
-            except Exception as exc:
-                batch.error = safe_to_raise(strip(exc))
-                batch.context = ErrorContext(list(batch.indices), None, "copy")
+            result = self._crossing.receive(batch)
         if batch.error is None:
             return result
         error, batch.error = batch.error, None

@@ -41,6 +41,7 @@ class Plan:
     generator: torch.Generator | None
     backend: DeviceBackend | None
     """The device, ``None`` for the CPU."""
+    device_transform: Callable[[Any], Any] | None
     num_workers: int
     num_concurrent_reads: int | None
     """``None`` for as many as are found to be best."""
@@ -81,6 +82,7 @@ def plan_of(loader: Any, epochs: Epochs) -> Plan:
         index_sampler=loader.sampler if loader.batch_sampler is None else loader.batch_sampler,
         generator=loader.generator,
         backend=backend_for(loader.device),
+        device_transform=loader.device_transform,
         num_workers=loader.num_workers,
         num_concurrent_reads=_num_concurrent(loader),
         iterable_workers=loader.iterable_workers,

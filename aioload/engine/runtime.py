@@ -63,7 +63,7 @@ class Runtime:
         self.ledger = Ledger()
         self.tally = self.ledger.open()
         self._pace = Pace()
-        self._copier = None if backend is None else Copier(backend, self.ring)
+        self._copier = None if backend is None else Copier(backend, self.ring, plan.device_transform)
         self._lock = threading.RLock()
         self._passes: weakref.WeakKeyDictionary[Pass, None] = weakref.WeakKeyDictionary()
         self._kept = Kept()

@@ -117,6 +117,15 @@ class SimulatedDevice:
             self._issue(self.current_stream(), lambda: reading.settle(look().clone()))
         return reading
 
+    def launch(self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        """Return a new tensor like ``tensor``, which is ``function`` of it when the current stream has come to that."""
+        stream = self.current_stream()
+        with self._changed:
+            look, made = self._memory.raw(tensor), self._memory.allocate(tensor, stream)
+            put = self._memory.raw(made)
+            self._issue(stream, lambda: put().copy_(function(look())))
+        return made
+
     @contextlib.contextmanager
     def stream(self, stream: SimulatedStream) -> Iterator[None]:
         """Make ``stream`` this thread's current one."""
