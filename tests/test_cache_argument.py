@@ -231,7 +231,7 @@ def test_a_location_that_is_no_key(tmp_path: Path, kind: Any, make: Callable[[Pa
 
 def spoil(folder: Path) -> int:
     """Damage every second entry, in different ways, and return how many."""
-    paths = sorted(path for path in folder.glob("??/*"))[::2]
+    paths = sorted(path for path in folder.glob("aioload-cache-1/??/*"))[::2]
     for path, way in zip(paths, itertools.cycle(range(3)), strict=False):
         content = path.read_bytes()
         path.write_bytes((content[:-1], content[:-1] + b"\xff", b"")[way])
@@ -293,7 +293,8 @@ with warnings.catch_warnings(record=True) as caught:
         for _ in range(2):
             assert [int(number) for batch in loader for number in batch] == list(range(20))
     message = str(caught[0].message)
-    print(len(caught), loader.stats().cache_hits, list((folder / "c" / "tmp").iterdir()), "too large" in message)
+    left = list((folder / "c" / "aioload-cache-1" / "tmp").iterdir())
+    print(len(caught), loader.stats().cache_hits, left, "too large" in message)
 """)
     assert out == "1 10 [] True\n"
 
