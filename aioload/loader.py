@@ -27,7 +27,7 @@ from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
-from aioload.engine.protocol import check_cache, check_reader
+from aioload.engine.protocol import check_cache, check_read, check_reader
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
 from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
@@ -158,6 +158,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         is_batched = batch_size is not None or batch_sampler is not None
         check_reader(reader, dataset, batched=is_batched)
         check_cache(cache, dataset, batched=is_batched)
+        check_read(read, dataset, batched=is_batched)
         if prefetch_bytes is not None:
             prefetch_bytes = whole_number("prefetch_bytes", prefetch_bytes, 1)
         seed = loader_seed(seed, generator)

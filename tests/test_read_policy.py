@@ -364,7 +364,8 @@ def test_time_outs_and_lost_connections_pass_and_other_exceptions_do_not() -> No
         ({"backoff_s": "1"}, "backoff_s must be a number of seconds"),
         ({"max_backoff_s": float("nan")}, "max_backoff_s must be a number of seconds from 0 up; got nan"),
         ({"max_backoff_s": True}, "max_backoff_s must be a number of seconds from 0 up; got True"),
-        ({"retry_on": (OSError,)}, "retry_on must be a function of the exception; got"),
+        ({"retry_on": (OSError,)}, "retry_on must be a function that is given the exception .*; got"),
+        ({"retry_on": OSError}, "retry_on must be a function that is given the exception .*; got <class 'OSError'>"),
     ],
 )
 def test_a_policy_that_cannot_work_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -25,25 +25,36 @@ class CachedReads:
 
     def read(self, location: Any) -> bytes:
         """Return the bytes at a location. Blocks."""
+        data = self.look(location)
+        return self.keep(location, self._read(location)) if data is None else data
+
+    def look(self, location: Any) -> bytes | None:
+        """Return the bytes that the cache has of a location, if any. Blocks."""
         data = self._get(location)
         if data is not None:
             self._tally.cache_hits += 1
-            return data
-        data = self._bytes_of(self._read(location))
-        self._cache.put(location, data)
-        self._tally.cache_misses += 1
         return data
 
-    async def read_async(self, location: Any) -> bytes:
-        """Return the bytes at a location; a cache that may block does so in a thread beside the running loop."""
+    def keep(self, location: Any, data: Any) -> bytes:
+        """Return what has been read from the storage as ``bytes``, which the cache now has too. Blocks."""
+        content = self._bytes_of(data)
+        self._cache.put(location, content)
+        self._tally.cache_misses += 1
+        return content
+
+    async def look_async(self, location: Any) -> bytes | None:
+        """As :meth:`look`; a cache that may block does so in a thread beside the running loop."""
         data = await self._call(self._get, location)
         if data is not None:
             self._tally.cache_hits += 1
-            return data  # type: ignore[no-any-return]
-        data = self._bytes_of(await self._read(location))
-        await self._call(self._cache.put, location, data)
+        return data  # type: ignore[no-any-return]
+
+    async def keep_async(self, location: Any, data: Any) -> bytes:
+        """As :meth:`keep`, in such a thread."""
+        content = self._bytes_of(data)
+        await self._call(self._cache.put, location, content)
         self._tally.cache_misses += 1
-        return data
+        return content
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         if isinstance(self._cache, MemoryCache):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -97,8 +96,11 @@ class ReadPolicy:
                 message = f"{name} must be a number of seconds from 0 up; got {seconds!r}."
                 raise ArgumentError(message)
         retry_on: Any = self.retry_on
-        if not callable(retry_on):
-            message = f"retry_on must be a function of the exception; got {retry_on!r}."
+        if isinstance(retry_on, type) or not callable(retry_on):  # a class would make an instance, which is true
+            message = (
+                "retry_on must be a function that is given the exception and returns whether to try again, such as "
+                f"lambda exc: isinstance(exc, OSError); got {retry_on!r}."
+            )
             raise ArgumentError(message)
 
     @property
@@ -158,7 +160,7 @@ class Tries:
     """Those of one read."""
 
     def __init__(self, policy: ReadPolicy) -> None:
-        self._policy, self._number, self._started = policy, 0, time.perf_counter()
+        self._policy, self._number = policy, 0
 
     def next_pause_s(self, exc: Exception) -> float:
         """Return how long to wait before another try, or raise ``exc`` if there is to be none."""
@@ -167,7 +169,7 @@ class Tries:
             return max(self._policy.pause_s(number), asked_for_s(exc))
         if number > 0:
             with contextlib.suppress(Exception):  # an exception may refuse notes
-                exc.add_note(f"It was read {number + 1} times in {time.perf_counter() - self._started:.2g} s.")
+                exc.add_note(f"It was read {number + 1} times.")
         try:
             raise exc
         finally:
