@@ -111,12 +111,12 @@ def check_cache(cache: Any, dataset: Any, *, batched: bool) -> None:
 
 
 def check_read(read: Any, dataset: Any, *, batched: bool) -> None:
-    """Refuse a policy of reads where nothing is read that it could be for.
+    """Refuse a policy of reads, other than the default, where nothing is read that it could be for.
 
     Raises:
         ArgumentError: ``dataset`` has not the two methods that reads come between, or another is called in their place.
     """
-    if isinstance(read, ReadPolicy):
+    if isinstance(read, ReadPolicy) and read != ReadPolicy():
         _check_staged(dataset, f"read={read!r}", "says how files are read in between", batched=batched)
 
 

@@ -27,6 +27,9 @@ _PASSING = frozenset(
     if hasattr(errno, name)
 )
 
+LONGEST_ASKED_S = 600.0
+"""Who asks to be left alone for longer is not waited for."""
+
 _jitter = random.Random()  # of its own: whoever seeds Python's generator gets the numbers it expects
 
 
@@ -54,8 +57,8 @@ class ReadPolicy:
     A read is tried again after a pause drawn at random from 0 to ``backoff_s`` seconds, 0 to twice that before
     the next time, and so on up to ``max_backoff_s``: so that many readers do not come back at the same moment. An
     error with a ``retry_after_s``, in seconds, makes the pause at least that long, beyond ``max_backoff_s`` too; that
-    is what a server asked for (``Retry-After``), where the reader learns of it. The reading thread pauses; others go
-    on. When no try is left, the last error is that of the sample.
+    is what a server asked for (``Retry-After``), where the reader learns of it. More than 600 seconds are not waited
+    for. The reading thread pauses; others go on. When no try is left, the last error is that of the sample.
 
     Attributes:
         retries: How often a read is tried again; 0 for never.
@@ -165,8 +168,9 @@ class Tries:
     def next_pause_s(self, exc: Exception) -> float:
         """Return how long to wait before another try, or raise ``exc`` if there is to be none."""
         number, self._number = self._number, self._number + 1
-        if number < self._policy.retries and self._policy.retry_on(exc):
-            return max(self._policy.pause_s(number), asked_for_s(exc))
+        asked_s = asked_for_s(exc)
+        if number < self._policy.retries and asked_s <= LONGEST_ASKED_S and self._policy.retry_on(exc):
+            return max(self._policy.pause_s(number), asked_s)
         if number > 0:
             with contextlib.suppress(Exception):  # an exception may refuse notes
                 exc.add_note(f"It was read {number + 1} times.")
