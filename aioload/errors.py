@@ -198,7 +198,7 @@ def describe_sample(index: Any, location: Any) -> str:
 
 
 def text_of(exc: BaseException) -> str:
-    """Return an exception's ``repr``, or its class where that fails itself: the user's code is not to hide its error."""
+    """Return an exception's ``repr``, or its class where that fails itself."""
     try:
         return repr(exc)
     except Exception:

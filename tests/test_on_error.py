@@ -341,9 +341,9 @@ def test_an_error_without_text_is_an_error_like_others(caplog: pytest.LogCapture
         assert [batch.tolist() for batch in loader] == [[0, 1, 3]]
         assert [type(record.error) for record in loader.errors()] == [Mute]
     assert "Mute, which has no text" in caplog.text
-    with DataLoader(numbers, 4, on_error="skip", max_errors=0) as loader:
-        with pytest.raises(TooManyErrorsError, match="The last one: Mute, which has no text"):
-            list(loader)
+    loader = DataLoader(numbers, 4, on_error="skip", max_errors=0)
+    with loader, pytest.raises(TooManyErrorsError, match="The last one: Mute, which has no text"):
+        list(loader)
 
 
 def test_a_copy_of_a_loader_has_met_no_errors() -> None:
