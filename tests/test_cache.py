@@ -404,6 +404,36 @@ def test_what_is_not_ours_in_the_folder_is_left_alone(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in mine] == [b"mine"] * len(mine)
 
 
+def test_what_was_read_before_it_was_cleared_does_not_come_in(make: Make) -> None:
+    cache = make(10)
+    before = cache.generation
+    cache.put("/a", b"a", generation=before)
+    cache.clear()
+    assert cache.generation != before
+    cache.put("/a", b"old", generation=before)
+    assert cache.get("/a") is None
+    cache.put("/a", b"new", generation=cache.generation)
+    assert cache.get("/a") == b"new"
+
+
+def test_other_processes_learn_that_it_was_cleared(tmp_path: Path) -> None:
+    cache, other = DiskCache(tmp_path, 1 << 20), DiskCache(tmp_path, 1 << 20)
+    before = cache.generation
+    other.clear()  # before anything was there
+    cache.put("/a", b"old", generation=before)
+    assert other.get("/a") is None
+
+
+@pytest.mark.parametrize("make_entry", [os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir])
+def test_what_is_no_file_is_no_entry(make_entry: Callable[[Path], None], tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.put("/a", b"a")
+    (path,) = files_of(tmp_path)
+    path.unlink()
+    make_entry(path)
+    assert cache.get("/a") is None
+
+
 def test_an_entry_in_the_place_of_another_is_not_found(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 1 << 20)
     cache.put("/a", b"of a")

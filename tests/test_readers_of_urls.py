@@ -463,6 +463,8 @@ def test_readers_by_scheme(tmp_path: Path) -> None:
         SchemeReader({"s3": Awaited()})
     with pytest.raises(ArgumentError, match="must be an object with a method read"):
         SchemeReader({"s3": Upper})  # type: ignore[dict-item]
+    with pytest.raises(ArgumentError, match="readers must be a mapping from schemes to readers"):
+        SchemeReader([Upper()])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="by schemes such as 's3'"):
         SchemeReader({"s3://": Upper()})
 

@@ -102,6 +102,12 @@ class DiskCache:
         usage = self._usage.look()
         return 0 if usage is None else usage.used_bytes
 
+    @property
+    def generation(self) -> float:
+        """Changes whenever the cache is cleared, by any process."""
+        usage = self._usage.look()
+        return 0.0 if usage is None else usage.cleared_at
+
     def get(self, location: Any) -> bytes | None:
         """Return the bytes of a location, or ``None`` if they are not there, or not whole. Blocks, for one small read.
 
@@ -123,8 +129,13 @@ class DiskCache:
             pass
         return None
 
-    def put(self, location: Any, data: bytes) -> None:
+    def put(self, location: Any, data: bytes, generation: float | None = None) -> None:
         """Keep the bytes of a location, if there is room for them and they are not there yet. Blocks.
+
+        Args:
+            location: The location.
+            data: Its bytes.
+            generation: What :attr:`generation` was before they were read; if it has changed, they are not kept.
 
         Raises:
             DatasetError: As :meth:`get`.
@@ -135,7 +146,7 @@ class DiskCache:
         try:
             self._make_ready()
             if self._has_room(size):
-                self._add(name, data, size)
+                self._add(name, data, size, generation)
         except OSError as error:
             if error.errno not in _PASSING:
                 self._turn_off(error)
@@ -143,15 +154,16 @@ class DiskCache:
     def clear(self) -> None:
         """Remove all entries, those of other namespaces and processes too.
 
+        What loaders have begun to read before is not kept either, for the rest of their pass.
+
         Raises:
             OSError: They cannot be removed.
         """
-        if not os.path.exists(self._folder):
-            return
+        os.makedirs(self._folder, exist_ok=True)  # others may be about to put the first there
         with self._usage.locked() as usage:
             for path in self._entries():
                 path.unlink(missing_ok=True)
-            usage.used_bytes = 0
+            usage.used_bytes, usage.cleared_at = 0, time.time()
 
     def _name_of(self, location: Any) -> str:
         key = key_of(location).encode("utf-8", "surrogatepass")
@@ -175,12 +187,14 @@ class DiskCache:
                     os.unlink(file.path)
         self._is_ready = True
 
-    def _add(self, name: str, data: bytes, size: int) -> None:
+    def _add(self, name: str, data: bytes, size: int, generation: float | None) -> None:
         path, temporary, is_named = self._path_of(name), f"{self._temporary}/{os.urandom(8).hex()}", False
         entry.write(temporary, name, data)
         try:
             with self._usage.locked() as usage:
                 self._seen_bytes = usage.used_bytes
+                if generation is not None and generation != usage.cleared_at:
+                    return
                 if usage.used_bytes + size > self.max_bytes or os.path.exists(path):
                     return
                 usage.used_bytes += size

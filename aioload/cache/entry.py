@@ -42,21 +42,24 @@ def read(path: str, name: str, *, touch: bool) -> bytes:
         DamagedEntryError: It is not whole.
         OSError: It is not there, or cannot be read.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # what is no file is not to hold us up
     try:
         first = os.pread(fd, _FIRST_BYTES, 0)
+        if len(first) < _HEADER.size:
+            raise DamagedEntryError(path)
+        magic, checksum, length = _HEADER.unpack_from(first)
         if len(first) < _FIRST_BYTES:
             content = first[_HEADER.size :]
+        elif os.fstat(fd).st_size == _HEADER.size + length:
+            content = _read_from(fd, _HEADER.size, _HEADER.size + length)
         else:
-            content = _read_from(fd, _HEADER.size, os.fstat(fd).st_size)
+            raise DamagedEntryError(path)
         if touch:
             _touch(fd)
     finally:
         os.close(fd)
-    if len(first) >= _HEADER.size:
-        magic, checksum, length = _HEADER.unpack_from(first)
-        if magic == _MAGIC and length == len(content) and checksum == _checksum(name, content):
-            return content
+    if magic == _MAGIC and length == len(content) and checksum == _checksum(name, content):
+        return content
     raise DamagedEntryError(path)
 
 

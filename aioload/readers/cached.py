@@ -1,10 +1,11 @@
 """Cached: reads that a cache comes before."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from aioload.cache import Cache, MemoryCache
+from aioload.cache import Cache, DiskCache, MemoryCache
 from aioload.readers.threads import threads_of_this_loop
 from aioload.stats import Tally
 
@@ -21,7 +22,10 @@ class CachedReads:
 
     def __init__(self, cache: Cache, read: Callable[[Any], Any], size_of: Callable[[Any], int], tally: Tally) -> None:
         self._cache, self._read, self._size_of, self._tally = cache, read, size_of, tally
-        self._get = cache.get
+        self._get, self._put = cache.get, cache.put
+        if isinstance(cache, DiskCache | MemoryCache):  # what was read before it is cleared is not to come in later
+            generation: Any = cache.generation
+            self._put = functools.partial(cache.put, generation=generation)
 
     def read(self, location: Any) -> bytes:
         """Return the bytes at a location. Blocks."""
@@ -38,7 +42,7 @@ class CachedReads:
     def keep(self, location: Any, data: Any) -> bytes:
         """Return what has been read from the storage as ``bytes``, which the cache now has too. Blocks."""
         content = self._bytes_of(data)
-        self._cache.put(location, content)
+        self._put(location, content)
         self._tally.cache_misses += 1
         return content
 
@@ -52,7 +56,7 @@ class CachedReads:
     async def keep_async(self, location: Any, data: Any) -> bytes:
         """As :meth:`keep`, in such a thread."""
         content = self._bytes_of(data)
-        await self._call(self._cache.put, location, content)
+        await self._call(self._put, location, content)
         self._tally.cache_misses += 1
         return content
 
