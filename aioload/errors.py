@@ -187,7 +187,7 @@ def safe_to_raise(exc: BaseException) -> BaseException:
     """Return ``exc``, or in place of a ``StopIteration``, which would end the caller's loop, an error of ours."""
     if not isinstance(exc, StopIteration | StopAsyncIteration):
         return exc
-    error = StoppedIterationError(f"User code raised {exc!r}, which would have ended the loop in silence.")
+    error = StoppedIterationError(f"User code raised {text_of(exc)}, which would have ended the loop in silence.")
     error.__cause__ = exc
     return error
 
@@ -195,6 +195,14 @@ def safe_to_raise(exc: BaseException) -> BaseException:
 def describe_sample(index: Any, location: Any) -> str:
     """Return how a sample is called in a message."""
     return f"index {index!r}" if location is None else f"index {index!r} ({str(location)!r})"
+
+
+def text_of(exc: BaseException) -> str:
+    """Return an exception's ``repr``, or its class where that fails itself."""
+    try:
+        return repr(exc)
+    except Exception:
+        return f"{type(exc).__qualname__}, which has no text"
 
 
 def strip(exc: BaseException) -> BaseException:

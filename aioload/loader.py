@@ -28,7 +28,7 @@ from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
-from aioload.engine.protocol import check_cache, check_reader
+from aioload.engine.protocol import check_cache, check_read, check_reader
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
 from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
@@ -88,7 +88,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             torch's generators, as in torch.
         num_concurrent_reads: Reads in flight over all batches, for datasets with ``location`` and ``decode``, or
             samples awaited at once for async ones. ``"auto"`` finds how many bring the most, from 16 on and up to 256
-            (or half of the files that this process may open), and follows when the storage changes; fewer while
+            (less where this process may not open twice as many files), and follows when the storage changes; fewer while
             the consumer does not wait. ``stats().reads_limit`` tells how many. A number is a fixed bound. Fewer are
             under way in any case when they are so short that threads would only contend for the interpreter.
         iterable_workers: Iterators over an ``IterableDataset``, which see the worker numbers 0 to
@@ -171,6 +171,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         is_batched = batch_size is not None or batch_sampler is not None
         check_reader(reader, dataset, batched=is_batched)
         check_cache(cache, dataset, batched=is_batched)
+        check_read(read, dataset, batched=is_batched)
         if prefetch_bytes is not None:
             prefetch_bytes = whole_number("prefetch_bytes", prefetch_bytes, 1)
         seed = loader_seed(seed, generator)

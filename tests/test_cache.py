@@ -57,7 +57,7 @@ def hit_rate(cache: Any, indices: Any) -> float:
 
 def files_of(folder: Path) -> list[Path]:
     """Return the files of entries."""
-    return sorted(path for path in folder.glob("[0-9a-f]*/*") if len(path.parent.name) == 2)
+    return sorted(path for path in (folder / "aioload-cache-1").glob("[0-9a-f]*/*") if len(path.parent.name) == 2)
 
 
 def bytes_of(folder: Path) -> int:
@@ -361,7 +361,7 @@ def test_a_damaged_entry_is_not_found_and_makes_room(tmp_path: Path, damage: Cal
 
 def test_what_a_killed_writer_left_is_cleaned_up(tmp_path: Path) -> None:
     hit_rate(DiskCache(tmp_path, 1 << 20), range(3))
-    old, new = tmp_path / "tmp" / "old", tmp_path / "tmp" / "new"
+    old, new = tmp_path / "aioload-cache-1" / "tmp" / "old", tmp_path / "aioload-cache-1" / "tmp" / "new"
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (0, 0))
@@ -385,10 +385,71 @@ def test_a_lost_or_damaged_record_is_made_anew(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, 10 * 4096)
     for spoil in (lambda path: path.unlink(), lambda path: path.write_bytes(b"nonsense"), flip(5)):
         hit_rate(cache, range(5))
-        spoil(tmp_path / "usage")
+        spoil(tmp_path / "aioload-cache-1" / "usage")
         hit_rate(cache, range(6, 20))
         assert bytes_of(tmp_path) == cache.used_bytes == 10 * 4096
         cache.clear()
+
+
+def test_what_is_not_ours_in_the_folder_is_left_alone(tmp_path: Path) -> None:
+    mine = [tmp_path / "usage", tmp_path / "tmp" / "mine", *(tmp_path / f"{n:02x}" / f"{n:030x}" for n in range(256))]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"mine")
+        os.utime(path, (0, 0))
+    cache = DiskCache(tmp_path, 20 * 4096)
+    for epoch in range(6):  # each looks for what may go
+        hit_rate(cache, range(20 * epoch, 20 * epoch + 20))
+    cache.clear()
+    assert [path.read_bytes() for path in mine] == [b"mine"] * len(mine)
+
+
+def test_what_was_read_before_it_was_cleared_does_not_come_in(make: Make) -> None:
+    cache = make(10)
+    before = cache.generation
+    cache.put("/a", b"a", generation=before)
+    cache.clear()
+    assert cache.generation != before
+    cache.put("/a", b"old", generation=before)
+    assert cache.get("/a") is None
+    cache.put("/a", b"new", generation=cache.generation)
+    assert cache.get("/a") == b"new"
+
+
+def test_other_processes_learn_that_it_was_cleared(tmp_path: Path) -> None:
+    cache, other = DiskCache(tmp_path, 1 << 20), DiskCache(tmp_path, 1 << 20)
+    before = cache.generation
+    other.clear()  # before anything was there
+    cache.put("/a", b"old", generation=before)
+    assert other.get("/a") is None
+
+
+@pytest.mark.parametrize("make_entry", [os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir])
+def test_what_is_no_file_is_no_entry(make_entry: Callable[[Path], None], tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.put("/a", b"a")
+    (path,) = files_of(tmp_path)
+    path.unlink()
+    make_entry(path)
+    assert cache.get("/a") is None
+
+
+def test_an_entry_in_the_place_of_another_is_not_found(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 1 << 20)
+    cache.put("/a", b"of a")
+    (path,) = files_of(tmp_path)
+    other = path.read_bytes()
+    cache.clear()
+    cache.put("/b", b"of b")
+    (path,) = files_of(tmp_path)
+    path.write_bytes(other)
+    assert cache.get("/b") is None
+
+
+@pytest.mark.parametrize("path", ["", b"cache", None, 3])
+def test_what_is_no_folder_is_an_error(path: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"needs the path of a folder, as a string or a Path; got {path!r}"):
+        DiskCache(path, 1 << 20)
 
 
 def test_hits_are_written_down_when_it_is_nearly_full(tmp_path: Path) -> None:
@@ -432,7 +493,7 @@ def test_several_processes_at_once(tmp_path: Path) -> None:
         assert process.exitcode == 0
         process.close()
     assert bytes_of(tmp_path) == 60 * 4096  # none was counted twice, and none forgotten
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((tmp_path / "aioload-cache-1" / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize("where", ["file", "below a file", "name too long"])

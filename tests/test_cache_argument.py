@@ -18,6 +18,7 @@ import torch
 import torch.utils.data
 from outcomes import EVERY_WAY, Load
 from scripts import Nursery
+from waiting import READERS, MakeReader, Numbers, Storage
 
 from aioload import DataLoader, DiskCache, FileDataset, LocalReader, MemoryCache, MmapReader, ReadPolicy
 from aioload.cache import Cache
@@ -155,6 +156,26 @@ def test_decode_gets_bytes_the_first_time_too(
     assert kinds == [bytes] * 2 * SIZE
 
 
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_was_being_read_when_the_cache_was_cleared_is_not_kept(
+    kind: MakeReader, on_disk: bool, tmp_path: Path
+) -> None:
+    cache = DiskCache(tmp_path, 1 << 20) if on_disk else MemoryCache(1 << 20)
+    numbers: Any = Numbers(4)
+    with Storage(lambda location, number: location == 2 and number == 0) as storage:
+        arguments: Any = {"num_workers": 2, "reader": kind(storage), "cache": cache}
+        with DataLoader(numbers, 4, **arguments) as loader:
+            batches = iter(loader)
+            storage.gates.wait_started((2, 0))
+            cache.clear()  # of files that are about to change, say
+            storage.gates.open_all()
+            assert next(batches).tolist() == [0, 1, 2, 3]
+        with DataLoader(numbers, 4, **arguments) as loader:
+            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3]]
+            assert loader.stats().cache_hits == 0
+
+
 def test_several_loaders_share_a_cache(files: Any, make_cache: MakeCache) -> None:
     cache, reader = make_cache(), Counting()
     arguments: dict[str, Any] = {"num_workers": 2, "reader": reader, "cache": cache}
@@ -231,7 +252,7 @@ def test_a_location_that_is_no_key(tmp_path: Path, kind: Any, make: Callable[[Pa
 
 def spoil(folder: Path) -> int:
     """Damage every second entry, in different ways, and return how many."""
-    paths = sorted(path for path in folder.glob("??/*"))[::2]
+    paths = sorted(path for path in folder.glob("aioload-cache-1/??/*"))[::2]
     for path, way in zip(paths, itertools.cycle(range(3)), strict=False):
         content = path.read_bytes()
         path.write_bytes((content[:-1], content[:-1] + b"\xff", b"")[way])
@@ -293,7 +314,8 @@ with warnings.catch_warnings(record=True) as caught:
         for _ in range(2):
             assert [int(number) for batch in loader for number in batch] == list(range(20))
     message = str(caught[0].message)
-    print(len(caught), loader.stats().cache_hits, list((folder / "c" / "tmp").iterdir()), "too large" in message)
+    left = list((folder / "c" / "aioload-cache-1" / "tmp").iterdir())
+    print(len(caught), loader.stats().cache_hits, left, "too large" in message)
 """)
     assert out == "1 10 [] True\n"
 

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from outcomes import FACES, Load, by_for, of_iterator
 from waiting import READERS, BlockingReader, MakeReader, Numbers, Storage
 
-from aioload import DataLoader, FileDataset, Hedge, ReadPolicy, error_context
+from aioload import DataLoader, FileDataset, Hedge, MemoryCache, ReadPolicy, error_context
 from aioload.engine.pace import LEAST_READS, Pace
 from aioload.engine.race import Race
 from aioload.errors import ArgumentError
@@ -107,6 +108,26 @@ def test_if_both_fail_one_error_comes(reader: MakeReader) -> None:
         context = error_context(raised)
         assert context is not None
         assert (context.index, context.location, context.stage) == (LAST, LAST, "read")
+
+
+@every_reader
+def test_what_a_cache_gives_is_no_measure_of_reads(reader: MakeReader) -> None:
+    cache = MemoryCache(1 << 20)
+    with slow_storage((LAST, 0)) as storage:
+        make = reader(storage)
+        numbers: Any = Numbers(LAST)
+        with DataLoader(numbers, 8, num_workers=2, reader=make, cache=cache) as filling:
+            list(filling)
+        with loader_of(make, cache=cache) as loader:
+            batches = iter(loader)
+            batches_before(batches, SIZE // 8 - 1)
+            storage.gates.wait_started((LAST, 0))
+            time.sleep(0.1)  # fifty times as long as a read would be waited for, had the others been seen
+            storage.gates.open_all()
+            assert len(list(batches)) == 1
+            stats = loader.stats()
+            assert (stats.cache_hits, stats.cache_misses, stats.hedges) == (LAST, 1, 0)
+            assert storage.num_reads[LAST] == 1
 
 
 def test_threads_that_lose_do_not_count() -> None:

@@ -244,7 +244,9 @@ def test_reads_never_exceed_what_files_may_be_open() -> None:
     assert most_reads(None) == MAX_READS
     assert most_reads(20_000) == MAX_READS
     assert most_reads(256) == 96
-    assert most_reads(10) == 1
+    assert most_reads(64) == 16
+    assert most_reads(10) == 2
+    assert most_reads(1) == 1
     handles = allowed_handles()
     assert handles is None or handles > 0
 

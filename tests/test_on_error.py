@@ -326,6 +326,26 @@ def test_the_first_error_of_a_pass_is_logged(caplog: pytest.LogCaptureFixture) -
     assert message == ("A sample could not be loaded: index 2, stage 'fetch': LookupError(2); see loader.errors().")
 
 
+class Mute(Exception):
+    """An error of the user's that cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __repr__
+
+
+def test_an_error_without_text_is_an_error_like_others(caplog: pytest.LogCaptureFixture) -> None:
+    numbers: Any = MapNumbers(Mute())
+    with DataLoader(numbers, 4, num_workers=2, on_error="skip") as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 3]]
+        assert [type(record.error) for record in loader.errors()] == [Mute]
+    assert "Mute, which has no text" in caplog.text
+    loader = DataLoader(numbers, 4, on_error="skip", max_errors=0)
+    with loader, pytest.raises(TooManyErrorsError, match="The last one: Mute, which has no text"):
+        list(loader)
+
+
 def test_a_copy_of_a_loader_has_met_no_errors() -> None:
     error = LookupError(lambda: None)  # cannot be pickled
     loader: DataLoader[Any] = DataLoader(MapNumbers(), num_workers=0, on_error="skip", max_errors=7)

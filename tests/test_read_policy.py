@@ -341,6 +341,20 @@ def test_a_read_pauses_for_as_long_as_its_error_asks(numbers: Any, is_async: boo
     assert begun[1] - begun[0] >= 0.1
 
 
+def test_who_asks_for_too_long_is_not_waited_for(numbers: Any) -> None:
+    asked = OSError(errno.EBUSY, "busy")
+    asked.retry_after_s = 601  # type: ignore[attr-defined]
+
+    class Refused:
+        def read(self, location: Any, offset: int = 0, length: int | None = None) -> bytes:
+            raise asked
+
+    with DataLoader(numbers, reader=Refused()) as loader:
+        with pytest.raises(OSError, match="busy"):
+            next(iter(loader))
+        assert loader.stats().retries == 0
+
+
 def test_pauses_do_not_draw_from_pythons_generator() -> None:
     random.seed(1)
     expected = random.Random(1).random()
@@ -364,7 +378,8 @@ def test_time_outs_and_lost_connections_pass_and_other_exceptions_do_not() -> No
         ({"backoff_s": "1"}, "backoff_s must be a number of seconds"),
         ({"max_backoff_s": float("nan")}, "max_backoff_s must be a number of seconds from 0 up; got nan"),
         ({"max_backoff_s": True}, "max_backoff_s must be a number of seconds from 0 up; got True"),
-        ({"retry_on": (OSError,)}, "retry_on must be a function of the exception; got"),
+        ({"retry_on": (OSError,)}, "retry_on must be a function that is given the exception .*; got"),
+        ({"retry_on": OSError}, "retry_on must be a function that is given the exception .*; got <class 'OSError'>"),
     ],
 )
 def test_a_policy_that_cannot_work_is_refused(arguments: dict[str, Any], message: str) -> None:

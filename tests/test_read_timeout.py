@@ -1,6 +1,7 @@
 """A read that the storage does not answer in time is given up, and tried again on another thread."""
 
 import errno
+import time
 from collections import Counter
 from typing import Any
 
@@ -125,6 +126,33 @@ def test_time_outs_and_second_reads_go_together() -> None:
     with stuck_storage({9: 2}) as storage, loader_of(BlockingReader(storage), read=policy) as loader:
         assert of_iterator(iter(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
         storage.gates.open_all()
+
+
+class LateCache:
+    """Answers, but not in time, what it has and what it has not."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, bytes] = {}
+
+    def get(self, location: Any) -> bytes | None:
+        if location == 3:
+            time.sleep(0.15)
+        return self.kept.get(location)
+
+    def put(self, location: Any, data: bytes) -> None:
+        if location == 5:
+            time.sleep(0.15)
+        self.kept[location] = data
+
+
+@every_reader
+def test_a_time_out_is_of_the_storage_and_not_of_the_cache(reader: MakeReader) -> None:
+    with stuck_storage({}) as storage, loader_of(reader(storage), cache=LateCache()) as loader:
+        for _ in range(2):
+            assert sum(sum(batch.tolist()) for batch in loader) == sum(range(SIZE))
+        assert storage.num_reads == Counter(range(SIZE))
+        stats = loader.stats()
+        assert (stats.cache_hits, stats.cache_misses, stats.read_timeouts) == (SIZE, SIZE, 0)
 
 
 @pytest.mark.parametrize("load", FACES)

@@ -13,12 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import botocore.exceptions  # type: ignore[import-untyped]
 import fsspec.asyn
 import numpy as np
 import obstore
 import pytest
+import requests
 from obstore.store import HTTPStore, MemoryStore
 from outcomes import EVERY_WAY, Load
+from requests.structures import CaseInsensitiveDict
 from scripts import Nursery
 from serving import ObjectServer, serving
 from stand_in import S3StandIn
@@ -29,7 +32,6 @@ from aioload.readers import is_async
 from aioload.readers.policy import passes
 
 KEYS: Any = {"access_key_id": "any", "secret_access_key": "any", "region": "us-east-1"}
-OVER_HTTP: Any = {"client_options": {"allow_http": True}}
 
 
 class Shelf(NamedTuple):
@@ -110,7 +112,7 @@ SHELVES = ["file", "memory", "http", "s3", "fsspec file", "fsspec memory"]
 @pytest.fixture(params=[*SHELVES, "memory, blocking", "http, blocking", "s3, blocking"])
 def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
     name, _, is_blocking = request.param.partition(", ")
-    reader: Any = ObjectStoreReader(**OVER_HTTP)
+    reader: Any = ObjectStoreReader()
     folder: type[Exception] = FileNotFoundError
     if name == "file":
         put, folder = in_files(tmp_path), IsADirectoryError
@@ -122,7 +124,7 @@ def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
     elif name == "s3":
         s3 = request.getfixturevalue("s3")
         prefix = f"{abs(hash(tmp_path))}"
-        reader = ObjectStoreReader(endpoint=s3.endpoint, **KEYS, **OVER_HTTP)
+        reader = ObjectStoreReader(endpoint=s3.endpoint, **KEYS)
 
         def put(key: str, content: bytes) -> str:
             url: str = s3.put(f"{prefix}/{key}", content)
@@ -314,7 +316,7 @@ def quick_policy(**arguments: Any) -> Any:
 def test_retries_against_s3_and_missing_keys_that_are_skipped(s3: S3StandIn) -> None:
     urls = [s3.put(f"some/{i}", b"%d" % i) for i in range(6)]
     urls[4] += "-missing"
-    reader = ObjectStoreReader(endpoint=s3.endpoint, **KEYS, **OVER_HTTP)
+    reader = ObjectStoreReader(endpoint=s3.endpoint, **KEYS)
     files = FileDataset(urls, lambda data, _: int(data))
     with DataLoader(files, 3, num_workers=2, reader=reader, on_error="skip") as loader:
         for _ in range(2):
@@ -327,13 +329,13 @@ def test_retries_against_s3_and_missing_keys_that_are_skipped(s3: S3StandIn) -> 
 
 async def test_an_async_for_over_s3(s3: S3StandIn) -> None:
     urls = [s3.put(f"async/{i}", b"%d" % i) for i in range(6)]
-    reader = ObjectStoreReader(endpoint=s3.endpoint, **KEYS, **OVER_HTTP)
+    reader = ObjectStoreReader(endpoint=s3.endpoint, **KEYS)
     async with DataLoader(FileDataset(urls, lambda data, _: int(data)), 2, num_workers=1, reader=reader) as loader:
         assert [batch.tolist() async for batch in loader] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_a_bucket_that_is_not_there(s3: S3StandIn) -> None:
-    reader = ObjectStoreReader(endpoint=s3.endpoint, **KEYS, **OVER_HTTP)
+    reader = ObjectStoreReader(endpoint=s3.endpoint, **KEYS)
     with pytest.raises(FileNotFoundError) as caught:
         read(reader, "s3://no-such-bucket/key")
     assert isinstance(caught.value.__cause__, FileNotFoundError)
@@ -431,7 +433,7 @@ def test_stores_and_options_that_are_given(server: ObjectServer) -> None:
     mine = HTTPStore(f"{server.url}/bucket", client_options={"allow_http": True})
     reader = ObjectStoreReader(stores={"gs://mine": mine})
     assert read(reader, "gs://mine/a/b") == b"of s3"
-    s3 = ObjectStoreReader(endpoint=server.url, skip_signature=True, region="any", **OVER_HTTP)
+    s3 = ObjectStoreReader(endpoint=server.url, skip_signature=True, region="any")
     assert read(s3, "s3://bucket/a/b") == b"of s3"
     assert read(s3, f"{server.url}/c") == b"of http"  # options of buckets are not for it
     server.refusals["/c"] = [(503, {}), (503, {})]
@@ -461,6 +463,8 @@ def test_readers_by_scheme(tmp_path: Path) -> None:
         SchemeReader({"s3": Awaited()})
     with pytest.raises(ArgumentError, match="must be an object with a method read"):
         SchemeReader({"s3": Upper})  # type: ignore[dict-item]
+    with pytest.raises(ArgumentError, match="readers must be a mapping from schemes to readers"):
+        SchemeReader([Upper()])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="by schemes such as 's3'"):
         SchemeReader({"s3://": Upper()})
 
@@ -555,3 +559,48 @@ def test_fsspec_translates_what_http_answers(server: ObjectServer) -> None:
     with DataLoader(FileDataset([url], lambda data, _: len(data)), reader=reader, read=quick_policy()) as loader:
         assert [int(batch) for batch in loader] == [10]
     assert time.monotonic() - started >= 0.2
+
+
+class Troubled(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A file system that raises what it is told."""
+
+    protocol = "troubled"
+    trouble: Exception
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        raise self.trouble
+
+
+def answered(kind: type[Any], status: int, headers: dict[str, str]) -> Exception:
+    """Return an error as packages make them that keep the server's answer in it."""
+    response = requests.Response()
+    response.status_code, response.headers = status, CaseInsensitiveDict(headers)
+    error: Exception = kind("refused", response=response)
+    return error
+
+
+TROUBLES: dict[str, tuple[Exception, type[OSError], float | None]] = {
+    "lost, by s3fs": (botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"), ConnectionError, None),
+    "broken off, by s3fs": (botocore.exceptions.ConnectionClosedError(endpoint_url="http://x"), ConnectionError, None),
+    "late, by s3fs": (botocore.exceptions.ReadTimeoutError(endpoint_url="http://x"), ConnectionError, None),
+    "lost, by requests": (requests.ConnectionError("refused"), ConnectionError, None),
+    "broken off, by requests": (requests.exceptions.ChunkedEncodingError("short"), ConnectionError, None),
+    "busy, by requests": (answered(requests.HTTPError, 429, {"retry-after": "3"}), OSError, 3),
+    "gone, by requests": (answered(requests.HTTPError, 404, {}), FileNotFoundError, None),
+    "not permitted, by requests": (answered(requests.HTTPError, 403, {}), PermissionError, None),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_fsspec_translates_what_packages_raise(name: str) -> None:
+    trouble, kind, retry_after_s = TROUBLES[name]
+    fsspec.register_implementation("troubled", Troubled, clobber=True)
+    Troubled.trouble = trouble
+    with pytest.raises(kind) as caught:
+        read(FsspecReader(), "troubled://a/b")
+    assert caught.value.filename == "troubled://a/b"
+    assert caught.value.__cause__ is trouble
+    assert getattr(caught.value, "retry_after_s", None) == retry_after_s
+    assert passes(caught.value) == (kind is ConnectionError or retry_after_s is not None)
+    del Troubled.trouble
+    trouble.with_traceback(None)

@@ -193,6 +193,14 @@ def test_no_thread_is_added_where_those_awake_have_too_little_to_do(limit: int) 
     assert limits_after([idle] * 10, Tuning(limit)) == [limit] * 10
 
 
+@pytest.mark.parametrize("num_jobs", [10, 60, 128])
+def test_answers_that_come_all_at_once_are_not_taken_for_quick_ones(num_jobs: int) -> None:
+    window = Window(num_jobs, 0.006, 0.07, saturated=True)  # 128 reads of 70 ms in step: on the whole 1,800/s
+    assert tuner.step(Tuning(128), 128, window, 1.0) == Tuning(128)
+    assert tuner.step(Tuning(128), 256, window, 1.0) == Tuning(256)  # nothing is put to the test either
+    assert tuner.widened(Tuning(64), 128, window) == Tuning(128)
+
+
 def test_all_work_when_some_are_stuck_and_go_on_if_little_was_done_before() -> None:
     tuning = tuner.widened(Tuning(1), SIZE, BUSY)
     assert limits_after([BUSY] * 5, tuning) == [SIZE] * 5

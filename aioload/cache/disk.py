@@ -19,8 +19,12 @@ from aioload.cache.lock import Lock
 from aioload.cache.usage import UsageFile
 from aioload.errors import ArgumentError
 
+_FOLDER = "aioload-cache-1"
+"""In the folder that the user names. All that is in it is ours, with the number of its format; nothing else is."""
+
 _DIGITS = frozenset("0123456789abcdef")
 _NUM_DIGITS = 2  # of a name, which are the name of a folder: 256 of them; a new one takes as long as a file
+_NUM_BYTES = 16  # of a name
 
 _NEARLY_FULL = 7 / 8
 """From this share of ``max_bytes`` on each hit writes down that there was one, which takes another 1 - 3 us."""
@@ -53,26 +57,33 @@ class DiskCache:
     Nothing is made or opened before the first file is put there, and nothing held open. It may be pickled.
 
     Args:
-        path: The folder. It is made if need be, and should be nothing else's.
+        path: The folder. It is made if need be. Only in a folder of its own within it, ``aioload-cache-1``, is anything
+            written or removed.
         max_bytes: The most bytes that its files may take.
         namespace: Sets locations apart which another reader, or another storage, gives other bytes for.
 
     Raises:
-        ArgumentError: ``max_bytes`` is no whole number of at least 1, or ``namespace`` no string.
+        ArgumentError: ``path`` is no path or an empty one, ``max_bytes`` no whole number of at least 1, or
+            ``namespace`` no string.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int, namespace: str = "") -> None:
+        folder: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
+        if not isinstance(folder, str) or not folder:
+            message = f"DiskCache needs the path of a folder, as a string or a Path; got {path!r}."
+            raise ArgumentError(message)
         name: Any = namespace
         if not isinstance(name, str):
             message = f"namespace must be a string; got {namespace!r}."
             raise ArgumentError(message)
-        self.path, self.namespace = Path(os.path.abspath(path)), namespace
+        self.path, self.namespace = Path(os.path.abspath(folder)), namespace
+        self._folder = f"{self.path}/{_FOLDER}"
         self.max_bytes = whole_number("max_bytes", max_bytes, 1)
         self._prefix = namespace.encode("utf-8", "surrogatepass") + b"\0"
-        self._usage = UsageFile(f"{self.path}/usage", int(_NEARLY_FULL * self.max_bytes), self._count)
+        self._usage = UsageFile(f"{self._folder}/usage", int(_NEARLY_FULL * self.max_bytes), self._count)
         self._lock = Lock()
         self._admission = Admission(time.time(), _SLACK)
-        self._temporary = f"{self.path}/tmp"
+        self._temporary = f"{self._folder}/tmp"
         self._touches, self._look_at = False, 0.0
         self._seen_bytes = self.max_bytes  # what was used when it was last seen
         self._is_ready = self._is_off = self._is_counted = False
@@ -91,6 +102,12 @@ class DiskCache:
         usage = self._usage.look()
         return 0 if usage is None else usage.used_bytes
 
+    @property
+    def generation(self) -> float:
+        """Changes whenever the cache is cleared, by any process."""
+        usage = self._usage.look()
+        return 0.0 if usage is None else usage.cleared_at
+
     def get(self, location: Any) -> bytes | None:
         """Return the bytes of a location, or ``None`` if they are not there, or not whole. Blocks, for one small read.
 
@@ -104,7 +121,7 @@ class DiskCache:
             self._look(now)
         path = self._path_of(name)
         try:
-            return entry.read(path, touch=self._touches)
+            return entry.read(path, name, touch=self._touches)
         except entry.DamagedEntryError:
             with contextlib.suppress(OSError):
                 self._remove(path)
@@ -112,8 +129,13 @@ class DiskCache:
             pass
         return None
 
-    def put(self, location: Any, data: bytes) -> None:
+    def put(self, location: Any, data: bytes, generation: float | None = None) -> None:
         """Keep the bytes of a location, if there is room for them and they are not there yet. Blocks.
+
+        Args:
+            location: The location.
+            data: Its bytes.
+            generation: What :attr:`generation` was before they were read; if it has changed, they are not kept.
 
         Raises:
             DatasetError: As :meth:`get`.
@@ -124,7 +146,7 @@ class DiskCache:
         try:
             self._make_ready()
             if self._has_room(size):
-                self._add(self._path_of(name), data, size)
+                self._add(name, data, size, generation)
         except OSError as error:
             if error.errno not in _PASSING:
                 self._turn_off(error)
@@ -132,22 +154,23 @@ class DiskCache:
     def clear(self) -> None:
         """Remove all entries, those of other namespaces and processes too.
 
+        What loaders have begun to read before is not kept either, for the rest of their pass.
+
         Raises:
             OSError: They cannot be removed.
         """
-        if not self.path.exists():
-            return
+        os.makedirs(self._folder, exist_ok=True)  # others may be about to put the first there
         with self._usage.locked() as usage:
             for path in self._entries():
                 path.unlink(missing_ok=True)
-            usage.used_bytes = 0
+            usage.used_bytes, usage.cleared_at = 0, time.time()
 
     def _name_of(self, location: Any) -> str:
         key = key_of(location).encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(self._prefix + key, digest_size=16).hexdigest()
+        return hashlib.blake2b(self._prefix + key, digest_size=_NUM_BYTES).hexdigest()
 
     def _path_of(self, name: str) -> str:
-        return f"{self.path}/{name[:_NUM_DIGITS]}/{name[_NUM_DIGITS:]}"
+        return f"{self._folder}/{name[:_NUM_DIGITS]}/{name[_NUM_DIGITS:]}"
 
     def _look(self, now: float) -> None:
         usage = self._usage.look()
@@ -164,12 +187,14 @@ class DiskCache:
                     os.unlink(file.path)
         self._is_ready = True
 
-    def _add(self, path: str, data: bytes, size: int) -> None:
-        temporary, is_named = f"{self._temporary}/{os.urandom(8).hex()}", False
-        entry.write(temporary, data)
+    def _add(self, name: str, data: bytes, size: int, generation: float | None) -> None:
+        path, temporary, is_named = self._path_of(name), f"{self._temporary}/{os.urandom(8).hex()}", False
+        entry.write(temporary, name, data)
         try:
             with self._usage.locked() as usage:
                 self._seen_bytes = usage.used_bytes
+                if generation is not None and generation != usage.cleared_at:
+                    return
                 if usage.used_bytes + size > self.max_bytes or os.path.exists(path):
                     return
                 usage.used_bytes += size
@@ -208,7 +233,7 @@ class DiskCache:
         start = bisect.bisect(folders, self._folder_before)
         for folder in [*folders[start:], *folders[:start]]:
             self._folder_before = folder
-            for file in _files_of(f"{self.path}/{folder}"):
+            for file in _files_of(f"{self._folder}/{folder}"):
                 num_files += 1
                 with contextlib.suppress(FileNotFoundError):
                     if self._admission.may_go(max(usage.full_since, file.stat().st_mtime), time.time()):
@@ -230,11 +255,11 @@ class DiskCache:
 
     def _entries(self) -> Iterator[Path]:
         for folder in self._folders():
-            for file in _files_of(f"{self.path}/{folder}"):
+            for file in _files_of(f"{self._folder}/{folder}"):
                 yield Path(file.path)
 
     def _folders(self) -> list[str]:
-        return [name for name in os.listdir(self.path) if len(name) == _NUM_DIGITS and not set(name) - _DIGITS]
+        return [name for name in os.listdir(self._folder) if len(name) == _NUM_DIGITS and not set(name) - _DIGITS]
 
     def _count(self) -> int:
         total = 0

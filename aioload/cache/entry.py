@@ -5,7 +5,7 @@ import os
 import struct
 import zlib
 
-_HEADER = struct.Struct("<4sIQ")  # magic, checksum and length of what follows
+_HEADER = struct.Struct("<4sIQ")  # magic, checksum of name and content, length of the content, which follows
 _MAGIC = b"aio1"
 
 _FIRST_BYTES = 1 << 16
@@ -30,42 +30,51 @@ def blocks_of(size: int) -> int:
     return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
-def read(path: str, *, touch: bool) -> bytes:
+def read(path: str, name: str, *, touch: bool) -> bytes:
     """Return the content of an entry, in three system calls if it is small.
 
     Args:
         path: The file.
+        name: What it must have been written for.
         touch: Whether to set its modification time, which says when it was used last.
 
     Raises:
         DamagedEntryError: It is not whole.
         OSError: It is not there, or cannot be read.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # what is no file is not to hold us up
     try:
         first = os.pread(fd, _FIRST_BYTES, 0)
+        if len(first) < _HEADER.size:
+            raise DamagedEntryError(path)
+        magic, checksum, length = _HEADER.unpack_from(first)
         if len(first) < _FIRST_BYTES:
             content = first[_HEADER.size :]
+        elif os.fstat(fd).st_size == _HEADER.size + length:
+            content = _read_from(fd, _HEADER.size, _HEADER.size + length)
         else:
-            content = _read_from(fd, _HEADER.size, os.fstat(fd).st_size)
+            raise DamagedEntryError(path)
         if touch:
             _touch(fd)
     finally:
         os.close(fd)
-    if len(first) >= _HEADER.size:
-        magic, checksum, length = _HEADER.unpack_from(first)
-        if magic == _MAGIC and length == len(content) and checksum == zlib.crc32(content):
-            return content
+    if magic == _MAGIC and length == len(content) and checksum == _checksum(name, content):
+        return content
     raise DamagedEntryError(path)
 
 
-def write(path: str, content: bytes) -> None:
+def write(path: str, name: str, content: bytes) -> None:
     """Make a file of an entry; it is not there before, and is not there if this fails.
+
+    Args:
+        path: The file.
+        name: What it is written for.
+        content: What it is to hold.
 
     Raises:
         OSError: It cannot be written.
     """
-    header = _HEADER.pack(_MAGIC, zlib.crc32(content), len(content))
+    header = _HEADER.pack(_MAGIC, _checksum(name, content), len(content))
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -81,6 +90,10 @@ def write(path: str, content: bytes) -> None:
     except BaseException:
         os.unlink(path)
         raise
+
+
+def _checksum(name: str, content: bytes) -> int:
+    return zlib.crc32(content, zlib.crc32(name.encode()))
 
 
 def _read_from(fd: int, start: int, stop: int) -> bytes:

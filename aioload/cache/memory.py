@@ -36,6 +36,8 @@ class MemoryCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = whole_number("max_bytes", max_bytes, 1)
         self._lock = Lock()
+        self.generation = 0
+        """Changes whenever the cache is cleared."""
         self._begin()
 
     def __repr__(self) -> str:
@@ -65,22 +67,30 @@ class MemoryCache:
         entry.last_used = now
         return entry.data
 
-    def put(self, location: Any, data: bytes) -> None:
+    def put(self, location: Any, data: bytes, generation: int | None = None) -> None:
         """Keep the bytes of a location, if there is room for them and they are not there yet.
+
+        Args:
+            location: The location.
+            data: Its bytes.
+            generation: What :attr:`generation` was before they were read; if it has changed, they are not kept.
 
         Raises:
             DatasetError: As :meth:`get`.
         """
         key = key_of(location)
         with self._lock:
+            if generation is not None and generation != self.generation:
+                return
             if key not in self._entries and self._has_room(_size_of(data)):
                 self._entries[key] = _Entry(data, next(self._clock))
                 self._queue.append(key)
                 self._used_bytes += _size_of(data)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything. What loaders have begun to read before is not kept either, for the rest of their pass."""
         with self._lock:
+            self.generation += 1
             self._begin()
 
     def _begin(self) -> None:

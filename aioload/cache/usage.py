@@ -8,9 +8,9 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-_RECORD = struct.Struct("<4sQdd")
+_RECORD = struct.Struct("<4sQddd")
 _CHECKSUM = struct.Struct("<I")
 _MAGIC = b"aiou"
 
@@ -24,11 +24,13 @@ class Usage:
         full_since: When the cache last became nearly full (seconds since 1970), 0 if it is not: from then on the
             modification time of an entry says when it was used last.
         counted_at: When all entries were last counted.
+        cleared_at: When they were last removed, 0 for never.
     """
 
     used_bytes: int = 0
     full_since: float = 0.0
     counted_at: float = 0.0
+    cleared_at: float = 0.0
 
 
 class UsageFile:
@@ -66,11 +68,11 @@ class UsageFile:
             try:
                 usage = _read(fd)
                 if usage is None or time.time() - usage.counted_at > recount_after_s:
-                    usage = Usage(self._count(), 0.0 if usage is None else usage.full_since, time.time())
+                    usage = replace(usage or Usage(), used_bytes=self._count(), counted_at=time.time())
                     self._write(fd, usage)
-                before = usage.used_bytes
+                before = replace(usage)
                 yield usage
-                if usage.used_bytes != before:
+                if usage != before:
                     self._write(fd, usage)
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a fork may have the file open as well
@@ -96,11 +98,11 @@ def _read(fd: int) -> Usage | None:
     content = os.pread(fd, _RECORD.size + _CHECKSUM.size, 0)
     if len(content) < _RECORD.size + _CHECKSUM.size:
         return None
-    magic, used_bytes, full_since, counted_at = _RECORD.unpack_from(content)
-    usage = Usage(used_bytes, full_since, counted_at)
+    magic, *values = _RECORD.unpack_from(content)
+    usage = Usage(*values)
     return usage if magic == _MAGIC and content == _packed(usage) else None
 
 
 def _packed(usage: Usage) -> bytes:
-    record = _RECORD.pack(_MAGIC, usage.used_bytes, usage.full_since, usage.counted_at)
+    record = _RECORD.pack(_MAGIC, usage.used_bytes, usage.full_since, usage.counted_at, usage.cleared_at)
     return record + _CHECKSUM.pack(zlib.crc32(record))

@@ -11,7 +11,7 @@ from typing import Any
 from aioload.context import HERE, PassContext, Stage
 from aioload.engine.cursors import has_state
 from aioload.engine.position import Place, Progress, as_ranges, from_ranges
-from aioload.errors import DatasetError, StateError, is_interrupt
+from aioload.errors import DatasetError, StateError, is_interrupt, text_of
 
 _ITEM = Stage.ITEM  # a member of an enum takes 0.1 us to look up
 
@@ -347,6 +347,6 @@ def _copy_of(dataset: Any) -> Any:
     except Exception as exc:
         message = (
             f"With iterable_workers above 1 each worker goes over a copy of the dataset, and {type(dataset).__name__} "
-            f"cannot be copied: {exc!r}. Give it a __deepcopy__, or leave iterable_workers out."
+            f"cannot be copied: {text_of(exc)}. Give it a __deepcopy__, or leave iterable_workers out."
         )
         raise DatasetError(message) from exc

@@ -11,6 +11,7 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from aioload.errors import ArgumentError
+from aioload.readers import ReadPolicy
 
 _STAGES = ("location", "decode")
 _GETTERS = ("__getitem__", "__getitems__")
@@ -107,6 +108,16 @@ def check_cache(cache: Any, dataset: Any, *, batched: bool) -> None:
         )
         raise ArgumentError(message)
     _check_staged(dataset, f"cache={cache!r}", "keeps what is read in between", batched=batched)
+
+
+def check_read(read: Any, dataset: Any, *, batched: bool) -> None:
+    """Refuse a policy of reads, other than the default, where nothing is read that it could be for.
+
+    Raises:
+        ArgumentError: ``dataset`` has not the two methods that reads come between, or another is called in their place.
+    """
+    if isinstance(read, ReadPolicy) and read != ReadPolicy():
+        _check_staged(dataset, f"read={read!r}", "says how files are read in between", batched=batched)
 
 
 def _check_staged(dataset: Any, argument: str, does: str, *, batched: bool) -> None:

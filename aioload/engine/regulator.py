@@ -11,14 +11,15 @@ MAX_READS = 256
 """Reads that are never exceeded: a thread of each takes memory, and part of the interpreter's time."""
 
 _SPARE_HANDLES = 64
-"""File handles that are left to the rest of the process; of the others, reads take half at most."""
+"""File handles that are left to the rest of the process, or half if there are fewer than twice as many; of the others,
+reads take half at most."""
 
 
 def most_reads(num_handles: int | None) -> int:
     """Return the reads that may ever be under way, in a process that may have so many files open; ``None`` any."""
     if num_handles is None:
         return MAX_READS
-    return max(1, min(MAX_READS, (num_handles - _SPARE_HANDLES) // 2))
+    return max(1, min(MAX_READS, (num_handles - min(_SPARE_HANDLES, num_handles // 2)) // 2))
 
 
 def allowed_handles() -> int | None:

@@ -82,9 +82,12 @@ class Source:
         if reader is not None and type(reader) is not LocalReader:
             self.read, self.size_of = reader.read, functools.partial(num_bytes, reader=reader)
         self._beside = None if reader is not None or cache is not None else default_reader.beside
+        self.cached: CachedReads | None = None
+        """What comes before ``read``, if anything, where a read is not to be timed with it."""
         if cache is not None:
-            cached = CachedReads(cache, self.read, self.size_of, tally)
-            self.read, self.size_of = cached.read_async if self.kind is Kind.AWAITED else cached.read, len
+            self.cached, self.size_of = CachedReads(cache, self.read, self.size_of, tally), len
+            if self.kind is not Kind.AWAITED and not read_policy.is_watched:
+                self.read, self.cached = self.cached.read, None
         self._has_location = self.kind is not Kind.ITERABLE and can_locate(self.samples)
         self._items = items
         if self.kind is Kind.TAKE:
@@ -137,7 +140,7 @@ class Source:
             pace: What the loader's reads have shown.
             tally: Where further tries are counted.
         """
-        policy, read = self.read_policy, self.read
+        policy, read, cached = self.read_policy, self.read, self.cached
         if policy.is_watched:
             read = TimelyReads(read, policy, pace, tally).read
 
@@ -147,7 +150,14 @@ class Source:
             except Exception as exc:
                 return await policy.try_again_async(functools.partial(read, location), exc, tally)
 
-        return read_patiently
+        if cached is None:
+            return read_patiently
+
+        async def read_if_need_be(location: Any) -> Any:
+            data = await cached.look_async(location)
+            return await cached.keep_async(location, await read_patiently(location)) if data is None else data
+
+        return read_if_need_be
 
     def fetch_many(self, indices: Sequence[Any]) -> Any:
         """Return what ``__getitems__`` gives for a batch: a list of samples, or whatever ``collate_fn`` takes."""

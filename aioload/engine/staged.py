@@ -246,17 +246,22 @@ class StagedFetcher:
     def _read_watched(
         self, watched: WatchedReads, worker: Worker, batch: Batch, position: int, race: Race | None, pause_s: float
     ) -> Any:
-        opening = self._opening
+        opening, cached = self._opening, self._source.cached
         if race is None:
+            location = self._location(batch.indices[position])
+            data = None if cached is None else cached.look(location)
+            if data is not None:
+                return data
             self._ask_assumed(functools.partial(self._admit, worker, batch))
             opening[worker.number] = NOBODY  # it may be stuck for good, and nobody is to wait for that
-            location = self._location(batch.indices[position])
-            return watched.run(worker, watched.begin(batch, position, location, worker.claimed))
-        opening[worker.number] = NOBODY
-        watched.pause(worker, race, pause_s)
-        data = watched.run(worker, race)
-        worker.tally.hedges_won += race.is_hedged and pause_s == 0
-        return data
+            race = watched.begin(batch, position, location, worker.claimed)
+            data = watched.run(worker, race)
+        else:
+            opening[worker.number] = NOBODY
+            watched.pause(worker, race, pause_s)
+            data = watched.run(worker, race)
+            worker.tally.hedges_won += race.is_hedged and pause_s == 0
+        return data if cached is None else cached.keep(race.location, data)
 
     def _fail(self, race: Race, exc: BaseException) -> None:
         # On another thread: the user's on_error may block.

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from aioload.engine.position import Position
-from aioload.errors import ErrorContext, SampleError, TooManyErrorsError, annotate, describe_sample, safe_to_raise
+from aioload.errors import (
+    ErrorContext,
+    SampleError,
+    TooManyErrorsError,
+    annotate,
+    describe_sample,
+    safe_to_raise,
+    text_of,
+)
 
 logger = logging.getLogger("aioload")
 
@@ -104,7 +112,7 @@ class Losses:
             where = describe_sample(index, location)
             # What is logged may be kept: so the error's text, and not what it refers to.
             logger.warning(
-                "A sample could not be loaded: %s, stage %r: %s; see loader.errors().", where, stage, repr(error)
+                "A sample could not be loaded: %s, stage %r: %s; see loader.errors().", where, stage, text_of(error)
             )
         for record in records:
             self._tolerance.log.add(record)
@@ -128,7 +136,7 @@ class Losses:
 
     def _too_many(self, message: str) -> TooManyErrorsError:
         assert self._last is not None
-        error = TooManyErrorsError(f"{message} The last one: {self._last.error!r}. loader.errors() lists them.")
+        error = TooManyErrorsError(f"{message} The last one: {text_of(self._last.error)}. loader.errors() lists them.")
         error.__cause__, self._last = self._last.error, None
         return error
 

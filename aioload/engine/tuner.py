@@ -7,6 +7,7 @@ job took does not tell the two apart once threads contend; the rate of jobs does
 is short, a move is kept only if the rate got better.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 TINY_JOB_S = 50e-6
@@ -77,7 +78,7 @@ def step(tuning: Tuning, size: int, window: Window, now_s: float) -> Tuning:
             return Tuning(tuning.rival_limit, hold_until_s=now_s + HOLD_S)
         rest_s = 0.0 if tuning.limit > tuning.rival_limit else HOLD_S
         tuning = Tuning(tuning.limit, hold_until_s=now_s + rest_s)
-    suspect = rate > SUSPECT_RATE
+    suspect = is_suspect(tuning.limit, window)
     if window.mean_job_s < TINY_JOB_S or (suspect and not window.saturated):  # some had nothing to do
         return replace(tuning, limit=max(1, tuning.limit // 2), rival_limit=0, num_slow=0)  # fewer will do as well
     if not window.saturated:
@@ -98,7 +99,15 @@ def widened(tuning: Tuning, size: int, window: Window) -> Tuning:
     All may work. Where few did much a moment ago that is put to the test: the machine may have been stuck, not they.
     """
     rate = window.num_jobs / window.elapsed_s
-    return _moved(tuning, size, rate, test=rate > SUSPECT_RATE)
+    return _moved(tuning, size, rate, test=is_suspect(tuning.limit, window))
+
+
+def is_suspect(limit: int, window: Window) -> bool:
+    """Whether the interpreter lock may be what is short, where ``limit`` threads are awake."""
+    # A storage answers many reads in one moment, and then none for long. How many it answers on the whole is told by
+    # how long each read took: so many threads do no more than that.
+    rate = min(window.num_jobs / window.elapsed_s, limit / window.mean_job_s if window.mean_job_s else math.inf)
+    return rate > SUSPECT_RATE
 
 
 def usual(usual_job_s: float, mean_job_s: float) -> float:

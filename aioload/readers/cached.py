@@ -1,10 +1,11 @@
 """Cached: reads that a cache comes before."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from aioload.cache import Cache, MemoryCache
+from aioload.cache import Cache, DiskCache, MemoryCache
 from aioload.readers.threads import threads_of_this_loop
 from aioload.stats import Tally
 
@@ -21,29 +22,43 @@ class CachedReads:
 
     def __init__(self, cache: Cache, read: Callable[[Any], Any], size_of: Callable[[Any], int], tally: Tally) -> None:
         self._cache, self._read, self._size_of, self._tally = cache, read, size_of, tally
-        self._get = cache.get
+        self._get, self._put = cache.get, cache.put
+        if isinstance(cache, DiskCache | MemoryCache):  # what was read before it is cleared is not to come in later
+            generation: Any = cache.generation
+            self._put = functools.partial(cache.put, generation=generation)
 
     def read(self, location: Any) -> bytes:
         """Return the bytes at a location. Blocks."""
+        data = self.look(location)
+        return self.keep(location, self._read(location)) if data is None else data
+
+    def look(self, location: Any) -> bytes | None:
+        """Return the bytes that the cache has of a location, if any. Blocks."""
         data = self._get(location)
         if data is not None:
             self._tally.cache_hits += 1
-            return data
-        data = self._bytes_of(self._read(location))
-        self._cache.put(location, data)
-        self._tally.cache_misses += 1
         return data
 
-    async def read_async(self, location: Any) -> bytes:
-        """Return the bytes at a location; a cache that may block does so in a thread beside the running loop."""
+    def keep(self, location: Any, data: Any) -> bytes:
+        """Return what has been read from the storage as ``bytes``, which the cache now has too. Blocks."""
+        content = self._bytes_of(data)
+        self._put(location, content)
+        self._tally.cache_misses += 1
+        return content
+
+    async def look_async(self, location: Any) -> bytes | None:
+        """As :meth:`look`; a cache that may block does so in a thread beside the running loop."""
         data = await self._call(self._get, location)
         if data is not None:
             self._tally.cache_hits += 1
-            return data  # type: ignore[no-any-return]
-        data = self._bytes_of(await self._read(location))
-        await self._call(self._cache.put, location, data)
+        return data  # type: ignore[no-any-return]
+
+    async def keep_async(self, location: Any, data: Any) -> bytes:
+        """As :meth:`keep`, in such a thread."""
+        content = self._bytes_of(data)
+        await self._call(self._put, location, content)
         self._tally.cache_misses += 1
-        return data
+        return content
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         if isinstance(self._cache, MemoryCache):

@@ -23,6 +23,14 @@ _NUMBERS = {
     TimeoutError: errno.ETIMEDOUT,
 }
 
+# What they raise when a connection is refused or breaks off.
+_LOST = {
+    "aiohttp": ("ClientConnectionError", "ClientPayloadError"),
+    "botocore.exceptions": ("ConnectionError", "HTTPClientError"),
+    "requests.exceptions": ("ConnectionError", "Timeout", "ChunkedEncodingError"),
+    "httpx": ("TransportError",),
+}
+
 _file_systems = Kept[Any]()
 
 
@@ -70,7 +78,7 @@ class FsspecReader:
             if isinstance(exc, OSError) and exc.errno is not None:
                 exc.filename = location
                 raise
-            if not _is_an_answer(exc) and not isinstance(exc, (OSError, *_kinds_of_lost_connections())):
+            if _status_of(exc) is None and not isinstance(exc, (OSError, *_kinds_of_lost_connections())):
                 raise
             raise _translated(exc, location) from exc
 
@@ -107,23 +115,31 @@ def _read_part(file_system: Any, path: str, wanted: Range) -> bytes:
     return b""
 
 
-def _is_an_answer(exc: Exception) -> bool:
-    """Whether it is an HTTP status, as aiohttp raises it, and packages that follow its example."""
-    status = getattr(exc, "status", None)
-    return type(status) is int and 400 <= status < 600
+def _status_of(exc: Exception) -> int | None:
+    """Return the HTTP status that an exception is about, as aiohttp, gcsfs, requests and httpx have it in theirs."""
+    for holder in (exc, getattr(exc, "response", None)):
+        for name in ("status", "status_code", "code"):
+            status = getattr(holder, name, None)
+            if type(status) is int and 400 <= status < 600:
+                return status
+    return None
+
+
+def _headers_of(exc: Exception) -> Any:
+    return getattr(exc, "headers", None) or getattr(getattr(exc, "response", None), "headers", None) or {}
 
 
 def _kinds_of_lost_connections() -> tuple[type[Exception], ...]:
-    """Return those that aiohttp has, if anybody uses it."""
-    aiohttp = sys.modules.get("aiohttp")
-    return () if aiohttp is None else (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+    """Return those of the packages that are in use."""
+    modules = ((sys.modules.get(module), names) for module, names in _LOST.items())
+    return tuple(getattr(module, name) for module, names in modules if module for name in names)
 
 
 def _translated(exc: Any, location: Any) -> OSError:
     """Return the system's error for an answer, a lost connection, or an error of its kind without a number."""
-    if _is_an_answer(exc):
-        header = (getattr(exc, "headers", None) or {}).get("Retry-After")
-        return error_of_status(exc.status, location, header and seconds_of_retry_after(header, time.time()))
+    if (status := _status_of(exc)) is not None:
+        header = _headers_of(exc).get("Retry-After")
+        return error_of_status(status, location, header and seconds_of_retry_after(header, time.time()))
     for kind, number in _NUMBERS.items():
         if isinstance(exc, kind):
             return OSError(number, os.strerror(number), location)

@@ -25,6 +25,9 @@ _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _TROUBLE = re.compile(r"HttpError \{\s*kind: (\w+)")
 _LOST = frozenset(("Connect", "Request", "Interrupted", "Decode"))
 
+# Names that obstore takes for where a store is.
+_ENDPOINTS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "azure_endpoint")
+
 _stores = Kept[Any]()
 _first_user: list[int] = []  # the process that has started obstore's threads
 
@@ -41,7 +44,8 @@ class ObjectStoreReader:
 
     A failed request is not repeated by obstore, unless ``retry_config`` says so, but by the loader; see
     :class:`~aioload.readers.ReadPolicy`. obstore does not pass on how long a server wants to be left alone
-    (``Retry-After``).
+    (``Retry-After``). Of HTTP servers it needs the length of an object (``Content-Length``), and what they send
+    compressed (``Content-Encoding``) is given as it was sent; :class:`~aioload.readers.FsspecReader` can do without.
 
     obstore does not work in a process that was forked off one in which it had read before; see
     :class:`~aioload.errors.ForkedReaderError`.
@@ -50,7 +54,7 @@ class ObjectStoreReader:
         stores: Stores of obstore's, by the URL that they are the root of: ``{"s3://bucket": S3Store(...)}``, or
             ``{"memory://": MemoryStore()}``, which there is no other way to read from. Others are made when needed.
         client_options: obstore's ``ClientConfig``, for all stores that the reader makes: time-outs, a proxy,
-            ``allow_http``. (The last is implied for ``http://`` URLs.)
+            ``allow_http``. (The last is implied for ``http://`` URLs, and by an ``endpoint`` that is one.)
         retry_config: obstore's ``RetryConfig``, for all stores that the reader makes.
         **config: What else :func:`obstore.store.from_url` takes for the stores that are no HTTP servers: ``endpoint``,
             ``region``, ``access_key_id``, ``skip_signature``, ``credential_provider`` and so on.
@@ -68,6 +72,8 @@ class ObjectStoreReader:
         self._client_options = dict(client_options or {})
         self._retry_config = dict(_NO_RETRIES if retry_config is None else retry_config)
         self._config = config
+        if any(str(config.get(name)).startswith("http://") for name in _ENDPOINTS):
+            self._client_options = {"allow_http": True, **self._client_options}
 
     def __deepcopy__(self, _: dict[int, Any]) -> "ObjectStoreReader":
         """Return a reader with clients of its own, and the same ``stores``: what they hold is not copied."""

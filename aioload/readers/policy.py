@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +26,9 @@ _PASSING = frozenset(
     )
     if hasattr(errno, name)
 )
+
+LONGEST_ASKED_S = 600.0
+"""Who asks to be left alone for longer is not waited for."""
 
 _jitter = random.Random()  # of its own: whoever seeds Python's generator gets the numbers it expects
 
@@ -55,8 +57,8 @@ class ReadPolicy:
     A read is tried again after a pause drawn at random from 0 to ``backoff_s`` seconds, 0 to twice that before
     the next time, and so on up to ``max_backoff_s``: so that many readers do not come back at the same moment. An
     error with a ``retry_after_s``, in seconds, makes the pause at least that long, beyond ``max_backoff_s`` too; that
-    is what a server asked for (``Retry-After``), where the reader learns of it. The reading thread pauses; others go
-    on. When no try is left, the last error is that of the sample.
+    is what a server asked for (``Retry-After``), where the reader learns of it. More than 600 seconds are not waited
+    for. The reading thread pauses; others go on. When no try is left, the last error is that of the sample.
 
     Attributes:
         retries: How often a read is tried again; 0 for never.
@@ -97,8 +99,11 @@ class ReadPolicy:
                 message = f"{name} must be a number of seconds from 0 up; got {seconds!r}."
                 raise ArgumentError(message)
         retry_on: Any = self.retry_on
-        if not callable(retry_on):
-            message = f"retry_on must be a function of the exception; got {retry_on!r}."
+        if isinstance(retry_on, type) or not callable(retry_on):  # a class would make an instance, which is true
+            message = (
+                "retry_on must be a function that is given the exception and returns whether to try again, such as "
+                f"lambda exc: isinstance(exc, OSError); got {retry_on!r}."
+            )
             raise ArgumentError(message)
 
     @property
@@ -158,16 +163,17 @@ class Tries:
     """Those of one read."""
 
     def __init__(self, policy: ReadPolicy) -> None:
-        self._policy, self._number, self._started = policy, 0, time.perf_counter()
+        self._policy, self._number = policy, 0
 
     def next_pause_s(self, exc: Exception) -> float:
         """Return how long to wait before another try, or raise ``exc`` if there is to be none."""
         number, self._number = self._number, self._number + 1
-        if number < self._policy.retries and self._policy.retry_on(exc):
-            return max(self._policy.pause_s(number), asked_for_s(exc))
+        asked_s = asked_for_s(exc)
+        if number < self._policy.retries and asked_s <= LONGEST_ASKED_S and self._policy.retry_on(exc):
+            return max(self._policy.pause_s(number), asked_s)
         if number > 0:
             with contextlib.suppress(Exception):  # an exception may refuse notes
-                exc.add_note(f"It was read {number + 1} times in {time.perf_counter() - self._started:.2g} s.")
+                exc.add_note(f"It was read {number + 1} times.")
         try:
             raise exc
         finally:

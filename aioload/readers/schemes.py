@@ -36,7 +36,11 @@ class SchemeReader:
         self._readers: dict[str, Any] = dict.fromkeys(OBJECT_SCHEMES, ObjectStoreReader())
         self._readers[""] = LocalReader()
         self._others = FsspecReader()
-        for scheme, reader in (readers or {}).items():
+        given: Any = {} if readers is None else readers
+        if not isinstance(given, Mapping):
+            message = f"readers must be a mapping from schemes to readers, such as {{'s3': reader}}; got {readers!r}"
+            raise ArgumentError(message)
+        for scheme, reader in given.items():
             _check(scheme, reader)
             self._readers[scheme.lower()] = reader
 
