@@ -48,7 +48,7 @@ class Layout:
         return offsets, end
 
     def columns(self, arena: "np.ndarray[Any, Any]", num_rows: int) -> list[Column]:
-        """Return a column per leaf, for :meth:`write`, the arrays being views of ``arena`` (uint8, at least ``offsets()[1]`` long)."""
+        """Return a column per leaf, for :meth:`write`; arrays are views of ``arena`` (uint8, ``offsets()[1]`` long)."""
         offsets = self.offsets(num_rows)[0]
         return [leaf.column(arena, num_rows, offset) for leaf, offset in zip(self.leaves, offsets, strict=True)]
 

@@ -40,7 +40,7 @@ _TORCH_DTYPES = {dtype: t for t, dtype in _STORAGE_DTYPES.items() if t not in _B
 _NUMBER_DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 Column: TypeAlias = "np.ndarray[Any, Any] | list[Any]"
-"""All rows of one leaf: an array ``(n, *shape)`` over a slot, one ``(n,)`` of whole rows, or a list of ``n`` strings."""
+"""All rows of a leaf: an array ``(n, *shape)`` over a slot, one ``(n,)`` of whole rows, or a list of ``n`` strings."""
 
 # numpy gives the interpreter lock up to copy more than so many items, and threads that read then take it. To win it
 # back takes longer than copying this many bytes: so such a row is one item.
