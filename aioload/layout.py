@@ -48,9 +48,13 @@ class Layout:
         return offsets, end
 
     def columns(self, arena: "np.ndarray[Any, Any]", num_rows: int) -> list[Column]:
-        """Return a column per leaf, the arrays being views of ``arena`` (uint8, at least ``offsets()[1]`` long)."""
+        """Return a column per leaf, for :meth:`write`; arrays are views of ``arena`` (uint8, ``offsets()[1]`` long)."""
         offsets = self.offsets(num_rows)[0]
         return [leaf.column(arena, num_rows, offset) for leaf, offset in zip(self.leaves, offsets, strict=True)]
+
+    def rows(self, columns: Sequence[Column]) -> "list[np.ndarray[Any, Any]]":
+        """Return the columns, none of which may be of strings, as arrays ``(n, *shape)``."""
+        return [leaf.rows(column) for leaf, column in zip(self.leaves, columns, strict=True)]
 
     def write(self, columns: Sequence[Column], row: int, sample: Any) -> bool:
         """Write ``sample`` into ``row`` of the columns; ``False`` when it does not fit the layout.

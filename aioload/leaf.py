@@ -40,7 +40,11 @@ _TORCH_DTYPES = {dtype: t for t, dtype in _STORAGE_DTYPES.items() if t not in _B
 _NUMBER_DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 Column: TypeAlias = "np.ndarray[Any, Any] | list[Any]"
-"""All rows of one leaf: an array ``(n, *shape)`` over a slot, or a list of ``n`` strings."""
+"""All rows of a leaf: an array ``(n, *shape)`` over a slot, one ``(n,)`` of whole rows, or a list of ``n`` strings."""
+
+# numpy gives the interpreter lock up to copy more than so many items, and threads that read then take it. To win it
+# back takes longer than copying this many bytes: so such a row is one item.
+_GIVES_UP_ABOVE_ITEMS, _WHOLE_UP_TO_BYTES = 500, 64 << 10
 
 
 class Leaf:
@@ -70,6 +74,11 @@ class Leaf:
             return [None] * num_rows
         return np.ndarray((num_rows, *self.shape), _STORAGE_DTYPES[self.dtype], buffer=arena, offset=offset)
 
+    def rows(self, column: Column) -> "np.ndarray[Any, Any]":
+        """Return a column of anything but strings as an array ``(n, *shape)``."""
+        assert isinstance(column, np.ndarray)
+        return column
+
     def write(self, columns: Sequence[Column], row: int, value: Any) -> bool:
         """Write ``value`` into its row; ``False``, or an exception, when it does not fit."""
         raise NotImplementedError
@@ -83,7 +92,40 @@ class Leaf:
         return tensors[self.number]
 
 
-class _ArrayLeaf(Leaf):
+class _BufferLeaf(Leaf):
+    """An array or tensor, whose rows are copied whole where they are neither large nor of few items."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__(number, shape, dtype)
+        num_items = self.row_bytes // dtype.itemsize
+        is_whole = num_items > _GIVES_UP_ABOVE_ITEMS and self.row_bytes <= _WHOLE_UP_TO_BYTES
+        self._whole = np.dtype((np.void, self.row_bytes)) if is_whole else None
+
+    def column(self, arena: "np.ndarray[Any, Any]", num_rows: int, offset: int) -> Column:
+        """Return the leaf's rows as a view of ``arena``."""
+        if self._whole is None:
+            return super().column(arena, num_rows, offset)
+        return np.ndarray((num_rows,), self._whole, buffer=arena, offset=offset)
+
+    def rows(self, column: Column) -> "np.ndarray[Any, Any]":
+        """Return a column as an array ``(n, *shape)``."""
+        rows = super().rows(column)
+        assert self.dtype is not None
+        return rows if self._whole is None else rows.view(_STORAGE_DTYPES[self.dtype]).reshape(-1, *self.shape)
+
+    def _put(self, columns: Sequence[Column], row: int, array: "np.ndarray[Any, Any]") -> None:
+        column = columns[self.number]
+        if self._whole is None:
+            column[row] = array
+        elif array.flags.c_contiguous:
+            column[row] = array.data
+        else:
+            self.rows(column)[row] = array
+
+
+class _ArrayLeaf(_BufferLeaf):
     """A numpy array, or an instance of a subclass, whose data torch takes too."""
 
     __slots__ = ("_dtype",)
@@ -95,14 +137,14 @@ class _ArrayLeaf(Leaf):
     def write(self, columns: Sequence[Column], row: int, value: Any) -> bool:
         if not isinstance(value, np.ndarray) or value.shape != self.shape or value.dtype != self._dtype:
             return False
-        columns[self.number][row] = value
+        self._put(columns, row, value)
         return True
 
     def read(self, columns: Sequence[Column], row: int) -> Any:
-        return np.array(columns[self.number][row])
+        return np.array(self.rows(columns[self.number])[row])
 
 
-class _TensorLeaf(Leaf):
+class _TensorLeaf(_BufferLeaf):
     """A plain torch tensor."""
 
     __slots__ = ("_bits",)
@@ -123,12 +165,12 @@ class _TensorLeaf(Leaf):
             return False
         if array.shape != self.shape:
             return False
-        columns[self.number][row] = array
+        self._put(columns, row, array)
         return True
 
     def read(self, columns: Sequence[Column], row: int) -> Any:
         assert self.dtype is not None
-        return torch.from_numpy(np.array(columns[self.number][row])).view(self.dtype)
+        return torch.from_numpy(np.array(self.rows(columns[self.number])[row])).view(self.dtype)
 
 
 class _NumberLeaf(Leaf):

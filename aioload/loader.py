@@ -88,9 +88,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
             torch's generators, as in torch.
         num_concurrent_reads: Reads in flight over all batches, for datasets with ``location`` and ``decode``, or
             samples awaited at once for async ones. ``"auto"`` finds how many bring the most, from 16 on and up to 256
-            (less where this process may not open twice as many files), and follows when the storage changes; fewer while
-            the consumer does not wait. ``stats().reads_limit`` tells how many. A number is a fixed bound. Fewer are
-            under way in any case when they are so short that threads would only contend for the interpreter.
+            (less where this process may not open twice as many files), and follows when the storage changes; fewer
+            while the consumer does not wait. ``stats().reads_limit`` tells how many. A number is a fixed bound. Fewer
+            are under way in any case when they are so short that threads would only contend for the interpreter.
         iterable_workers: Iterators over an ``IterableDataset``, which see the worker numbers 0 to
             ``iterable_workers - 1`` and must each yield a part of it, as for torch's workers. Each of several goes
             over a deep copy. They take turns, batch by batch.

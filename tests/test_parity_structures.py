@@ -49,6 +49,28 @@ def test_a_sample_by_itself_is_the_same(make: MakeSample) -> None:
     assert_parity(Made(make), batch_size=None)
 
 
+ROWS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "array": lambda rows: rows,
+    "in another order": np.asfortranarray,
+    "with gaps": lambda rows: np.repeat(rows, 2, axis=1)[:, ::2],
+    "masked": lambda rows: np.ma.masked_less(rows, 3),  # torch takes what is under the mask
+    "tensor": torch.tensor,
+    "tensor in another order": lambda rows: torch.tensor(rows.T.copy()).T,
+    "bfloat16": lambda rows: torch.tensor(rows).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("num_items", [500, 502, 16384, 16386])
+def test_rows_of_any_length_are_the_same(num_items: int, kind: str) -> None:
+    rng = np.random.default_rng(num_items)
+    samples = [ROWS[kind](rng.random((2, num_items // 2), np.float32) * 9) for _ in range(5)]
+    assert_parity(samples, batch_size=3)
+    if isinstance(samples[0], torch.Tensor):
+        assert_parity(torch.utils.data.TensorDataset(torch.stack(samples)), batch_size=3)
+    assert_parity([*samples, samples[0][:, :7]], batch_size=4)  # the last does not fit the rows of the others
+
+
 def test_a_memory_map_is_the_same(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.arange(10.0).reshape(5, 2))
     for mode in ("r", "c", "r+"):

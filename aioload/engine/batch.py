@@ -201,7 +201,7 @@ class Batch:
         started = time.perf_counter()
         try:
             self._open_slot(layout)
-            if not take(self.indices, self.columns):
+            if not take(self.indices, layout.rows(self.columns)):
                 self._release_slot()
                 return False
             self.layout = layout

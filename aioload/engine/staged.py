@@ -58,7 +58,7 @@ class StagedFetcher:
         self._read_once = asking
         self._may_inline, self._inline = may_inline, False
         self._decode_cost_s: float | None = None
-        self._num_decoded = 0
+        self._num_decoded = self._num_jobs = 0
 
     def submit(self, batch: Batch) -> None:
         """Queue a read per sample, or per few samples where reads are so short that one thread does them all."""
@@ -154,6 +154,8 @@ class StagedFetcher:
         admit = functools.partial(self._admit, worker, batch)
         worker.claimed, self._opening[worker.number] = 0, batch.number
         num_bytes_before, read_s, decode_s, collate_s = tally.bytes_read, 0.0, 0.0, 0.0
+        self._num_jobs += 1
+        measured, num_measured, cpu_s = self._num_jobs % _MEASURE_EVERY == 1, 0, 0.0
         tally.reads_in_flight = 1
         for position in range(start, stop):
             if not reads.is_calm and stop - position > 1 and self._hand_back(batch, start, position, stop):
@@ -170,7 +172,13 @@ class StagedFetcher:
                 tally.bytes_read += size_of(data)
                 stage = "decode"
                 here[2], here[4] = _SAMPLE, None
-                sample = decode(data, index)
+                if measured:
+                    cpu_started = time.thread_time()
+                    sample = decode(data, index)
+                    cpu_s += time.thread_time() - cpu_started
+                    num_measured += 1
+                else:
+                    sample = decode(data, index)
             except NotYet as refusal:
                 self._gate.hold((self._read, batch, position, refusal.num_bytes), refusal.num_bytes)
                 continue
@@ -196,8 +204,8 @@ class StagedFetcher:
         tally.collate_s += collate_s
         worker.mark = mark
         worker.num_units = stop - start
-        if stop > start:
-            self._place(decode_s / (stop - start))
+        if num_measured:
+            self._place(cpu_s / num_measured)
 
     def _read_bytes(self, worker: Worker, location: Location, admit: Admit) -> Any:
         try:
