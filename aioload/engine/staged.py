@@ -155,7 +155,7 @@ class StagedFetcher:
         worker.claimed, self._opening[worker.number] = 0, batch.number
         num_bytes_before, read_s, decode_s, collate_s = tally.bytes_read, 0.0, 0.0, 0.0
         self._num_jobs += 1
-        measured, num_measured, cpu_s = self._num_jobs % _MEASURE_EVERY == 1, 0, 0.0
+        measure = stop - start > 1 or self._num_jobs % _MEASURE_EVERY == 1  # one sample, as in _decode_sample
         tally.reads_in_flight = 1
         for position in range(start, stop):
             if not reads.is_calm and stop - position > 1 and self._hand_back(batch, start, position, stop):
@@ -172,11 +172,10 @@ class StagedFetcher:
                 tally.bytes_read += size_of(data)
                 stage = "decode"
                 here[2], here[4] = _SAMPLE, None
-                if measured:
-                    cpu_started = time.thread_time()
+                if measure:
+                    measure, cpu_started = False, time.thread_time()
                     sample = decode(data, index)
-                    cpu_s += time.thread_time() - cpu_started
-                    num_measured += 1
+                    self._place(time.thread_time() - cpu_started)
                 else:
                     sample = decode(data, index)
             except NotYet as refusal:
@@ -204,8 +203,6 @@ class StagedFetcher:
         tally.collate_s += collate_s
         worker.mark = mark
         worker.num_units = stop - start
-        if num_measured:
-            self._place(cpu_s / num_measured)
 
     def _read_bytes(self, worker: Worker, location: Location, admit: Admit) -> Any:
         try:
