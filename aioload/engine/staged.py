@@ -9,7 +9,7 @@ from aioload.context import HERE, Stage
 from aioload.engine import tuner
 from aioload.engine.batch import Batch
 from aioload.engine.budget import NotYet
-from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
+from aioload.engine.fetchers import Gate, is_held, lap_collate, lap_decode, settle, submit_if_empty
 from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.race import Overtaken, Race
 from aioload.engine.source import Source, refuse_coroutine
@@ -253,12 +253,12 @@ class StagedFetcher:
     ) -> Any:
         opening, cached = self._opening, self._source.cached
         if race is None:
+            self._ask_assumed(functools.partial(self._admit, worker, batch))
+            opening[worker.number] = NOBODY  # it may be stuck for good, and nobody is to wait for that
             location = self._location(batch.indices[position])
             data = None if cached is None else cached.look(location)
             if data is not None:
                 return data
-            self._ask_assumed(functools.partial(self._admit, worker, batch))
-            opening[worker.number] = NOBODY  # it may be stuck for good, and nobody is to wait for that
             race = watched.begin(batch, position, location, worker.claimed)
             data = watched.run(worker, race)
         else:
@@ -289,8 +289,7 @@ class StagedFetcher:
         return True
 
     def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
-        if self._gate.is_narrow and batch.number >= self._gate.horizon:
-            self._gate.hold((self._decode, batch, position, data))
+        if is_held(self._gate, (self._decode, batch, position, data)):
             return
         try:
             self._decode_sample(worker, batch, position, data)
