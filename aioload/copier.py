@@ -1,24 +1,32 @@
 """Copier: a finished batch to a device, on a stream of its own.
 
 A batch in a slot takes one copy whatever its structure: the used part of the arena goes over as bytes, and the
-leaves are views of it there. The host never waits: the consumer's stream waits for the batch's event, the
-slot goes back to the ring once that event has passed, and the device's allocator is told of the consumer's stream.
+leaves, or the tensors that were brought together in it, are views of it there. The host never waits: the consumer's
+stream waits for the batch's event, the slot goes back to the ring once that event has passed, and the device's
+allocator is told of the consumer's stream.
 """
 
-import copy
-import dataclasses
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
+from aioload.bundle import Bundle, bundle
 from aioload.device import DeviceBackend, Event, Stream
 from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Ring, Slot
-from aioload.structure import is_dataclass_instance, with_fields, with_items, with_parts
+from aioload.structure import map_tensors
+
+
+class _Carry(Protocol):
+    """Takes a batch over: see :func:`~aioload.structure.map_tensors`."""
+
+    def __call__(
+        self, function: Callable[[torch.Tensor], torch.Tensor], own: Callable[[Any], Any] | None = None, /
+    ) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +62,7 @@ class Copier:
 
     def copy_slot(self, slot: Slot, layout: Layout, columns: Sequence[Column], num_rows: int) -> Copied:
         """Issue one copy of all that ``slot`` holds. Takes over the slot, also where this raises. Any thread."""
-        try:
-            stream = self._side_stream()
-        except BaseException:
-            self._ring.release(slot)
-            raise
-        try:
-            arena = self._backend.copy(slot.tensor(layout.offsets(num_rows)[1]), stream)
-        finally:  # what failed may have issued a copy all the same
-            event = self._release_behind(slot, stream)
+        arena, event, _ = self._copy_arena(slot, layout.offsets(num_rows)[1], self._side_stream)
 
         def view(dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
             return arena[offset : offset + count * dtype.itemsize].view(dtype)
@@ -72,8 +72,16 @@ class Copier:
 
     def copy(self, value: Any) -> Copied:
         """Issue the copies of a batch that is in no slot. Some are left for :meth:`receive`. Any thread."""
-        stream, pieces = self._side_stream(), list[torch.Tensor]()
-        is_partial = False
+        return self._copy_ahead(functools.partial(map_tensors, value), self._side_stream())
+
+    def copy_bundle(self, slot: Slot, bundle: Bundle) -> Copied:
+        """Issue one copy of all that is in ``slot``, and as for :meth:`copy` of the rest. Takes over the slot."""
+        arena, event, stream = self._copy_arena(slot, bundle.num_bytes, self._side_stream)
+        copied = self._copy_ahead(functools.partial(bundle.moved, arena), stream, event)
+        return replace(copied, pieces=[arena, *copied.pieces])
+
+    def _copy_ahead(self, carry: _Carry, stream: Stream, event: Event | None = None) -> Copied:
+        pieces, is_partial = list[torch.Tensor](), False
 
         def copy_ahead(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal is_partial
@@ -83,8 +91,9 @@ class Copier:
             pieces.append(self._backend.copy(tensor, stream))
             return pieces[-1]
 
-        moved = map_tensors(value, copy_ahead)
-        event = self._backend.record_event(stream)
+        moved = carry(copy_ahead)
+        if pieces or event is None:
+            event = self._backend.record_event(stream)
         return Copied(moved, event, pieces, is_partial or _moves_itself(moved))
 
     def transform(self, copied: Copied) -> Copied:
@@ -122,12 +131,17 @@ class Copier:
         return map_tensors(copied.value, move, self._move_itself)
 
     def move(self, value: Any) -> Any:
-        """Return ``value`` with its tensors on the device, copied on the caller's current stream."""
+        """Return ``value`` with its tensors on the device, copied on the caller's current stream, mostly in one."""
+        carry: _Carry = functools.partial(map_tensors, value)
+        if (found := bundle(value, self._ring)) is not None:
+            bundled, slot = found
+            arena = self._copy_arena(slot, bundled.num_bytes, self._backend.current_stream)[0]
+            carry = functools.partial(bundled.moved, arena)
 
         def copy_now(tensor: torch.Tensor) -> torch.Tensor:
             return self._backend.copy(tensor) if _is_one_piece(tensor) else tensor.to(self._backend.device)
 
-        return map_tensors(value, copy_now, self._move_itself)
+        return carry(copy_now, self._move_itself)
 
     def transform_here(self, value: Any) -> Any:
         """Return a batch that is on the device transformed, on the caller's current stream."""
@@ -141,6 +155,20 @@ class Copier:
             self._stream = self._backend.new_stream()
         return self._stream
 
+    def _copy_arena(
+        self, slot: Slot, num_bytes: int, choose: Callable[[], Stream]
+    ) -> tuple[torch.Tensor, Event, Stream]:
+        try:
+            stream = choose()
+        except BaseException:
+            self._ring.release(slot)
+            raise
+        try:
+            arena = self._backend.copy(slot.tensor(num_bytes), stream)
+        finally:  # what failed may have issued a copy all the same
+            event = self._release_behind(slot, stream)
+        return arena, event, stream
+
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
         try:
             event = self._backend.record_event(stream)
@@ -149,43 +177,6 @@ class Copier:
             raise
         self._ring.release_behind(slot, event)
         return event
-
-
-def map_tensors(
-    value: Any, function: Callable[[torch.Tensor], torch.Tensor], own: Callable[[Any], Any] | None = None
-) -> Any:
-    """Return ``value`` with ``function`` applied to each tensor in it; other leaves stay as they are.
-
-    Args:
-        value: Containers of any kind and depth. Those without a tensor are returned as they are, not copied.
-        function: Maps a tensor.
-        own: Maps an object that is no tensor but has a method ``to``, which is not looked into.
-    """
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if callable(getattr(value, "to", None)):
-        return value if own is None else own(value)
-    if isinstance(value, Mapping):
-        items = {key: map_tensors(item, function, own) for key, item in value.items()}
-        return value if all(items[key] is item for key, item in value.items()) else _with_items(value, items)
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
-        parts = [map_tensors(item, function, own) for item in value]
-        unchanged = all(part is item for part, item in zip(parts, value, strict=True))
-        return value if unchanged else with_parts(value, parts)
-    if is_dataclass_instance(value):
-        before = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        after = [map_tensors(item, function, own) for item in before]
-        unchanged = all(one is other for one, other in zip(before, after, strict=True))
-        return value if unchanged else with_fields(value, after)
-    return value
-
-
-def _with_items(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    if not isinstance(original, Counter):
-        return with_items(original, items)
-    clone = copy.copy(original)
-    dict.update(clone, items)  # its own would add them to what is there
-    return clone
 
 
 def _is_one_piece(tensor: torch.Tensor) -> bool:

@@ -238,10 +238,10 @@ def test_without_threads_an_error_of_a_copy_says_where_it_was_too() -> None:
         error = torch.OutOfMemoryError("there is none left")
         device.fail("copy", error, after=2)
         outcomes = by_for(loader)
-        assert [outcome is error for outcome in outcomes] == [number == 1 for number in range(10)]
+        assert [outcome is error for outcome in outcomes] == [number == 2 for number in range(10)]
         context = error_context(error)
         assert context is not None
-        assert (context.stage, context.index) == ("copy", [4, 5, 6, 7])
+        assert (context.stage, context.index) == ("copy", [8, 9, 10, 11])
         error.__traceback__ = None
 
 

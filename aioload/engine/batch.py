@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from aioload.bundle import Bundle, bundle
 from aioload.collate import collate_samples, convert_sample, visible_bytes
 from aioload.context import leave_sample
 from aioload.copier import Copied
@@ -73,6 +74,7 @@ class Batch:
         self.copied: Copied | None = None  # where a copier has been at work
         self.failed: dict[int, SampleError] = {}  # samples that it is made without, by position
         self.slot: Slot | None = None
+        self.bundle: Bundle | None = None  # what is in the slot, unless that are rows of a layout
         self.layout: Layout | None = None
         self.columns: list[Column] = []
         self._on_done = on_done
@@ -328,7 +330,7 @@ class Batch:
 
     def _release_slot(self) -> None:
         slot, self.slot = self.slot, None
-        self.columns = []
+        self.columns, self.bundle = [], None
         if slot is not None:
             self._num_bytes = 0
             self.claim.set_whole(0)
@@ -368,6 +370,10 @@ class Batch:
         recipe.on_size(self._num_bytes)
         if recipe.pin:
             self.result = pin_memory(self.result)  # type: ignore[no-untyped-call]
+        elif recipe.on_device and (bundled := bundle(self.result, recipe.ring)) is not None:
+            self.result = None
+            self.bundle, self.slot = bundled
+            self._num_bytes = self.slot.arena.nbytes
 
     def _sample(self, position: int) -> Any:
         if position in self._loose:

@@ -24,6 +24,7 @@ from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
 from aioload.engine.items import Items, Once
+from aioload.engine.memory import available_bytes
 from aioload.engine.pace import Pace
 from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.plan import Plan
@@ -31,9 +32,13 @@ from aioload.engine.portal import Portal
 from aioload.engine.regulator import Regulator, allowed_handles, most_reads
 from aioload.engine.run import Run
 from aioload.engine.source import Kind, Source, kind_of
+from aioload.pinned import PinnedMemory
 from aioload.ring import Ring
 from aioload.stats import Ledger, LoaderStats
 from aioload.workers import answer_for_torch
+
+_PINNED_SHARE = 2
+"""One part in this many of the memory that is available may be page-locked for one loader."""
 
 
 class Runtime:
@@ -47,8 +52,12 @@ class Runtime:
         settings, backend = plan.settings, plan.backend
         new_memory = backend.host_memory if backend is not None else pinned_memory if settings.pin else None
         num_slots = settings.max_batches + 2  # being consumed, and being put together
+        self._pinned: PinnedMemory | None = None
+        if new_memory is not None:
+            most = max(settings.max_bytes, available_bytes() // _PINNED_SHARE)
+            self._pinned = PinnedMemory(new_memory, most)
         self.ring = Ring(
-            new_memory=new_memory,
+            new_memory=None if self._pinned is None else self._pinned.allocate,
             reuse=not settings.pin,
             max_free=num_slots,
             warn_held=max(32, 4 * num_slots),
@@ -85,6 +94,7 @@ class Runtime:
             bytes_in_flight=self.budget.num_bytes,
             peak_bytes_in_flight=self.budget.peak_bytes,
             device_batches=sum(each.num_on_device for each in passes),
+            pinned_bytes=0 if self._pinned is None else self._pinned.num_bytes,
         )
 
     @property
