@@ -57,7 +57,7 @@ class Copier:
     """
 
     def __init__(self, backend: DeviceBackend, ring: Ring, transform: Callable[[Any], Any] | None = None) -> None:
-        self._backend, self._ring, self._transform = backend, ring, transform
+        self.ring, self._backend, self._transform = ring, backend, transform
         self._stream: Stream | None = None
 
     def copy_slot(self, slot: Slot, layout: Layout, columns: Sequence[Column], num_rows: int) -> Copied:
@@ -133,7 +133,7 @@ class Copier:
     def move(self, value: Any) -> Any:
         """Return ``value`` with its tensors on the device, copied on the caller's current stream, mostly in one."""
         carry: _Carry = functools.partial(map_tensors, value)
-        if (found := bundle(value, self._ring)) is not None:
+        if (found := bundle(value, self.ring)) is not None:
             bundled, slot = found
             arena = self._copy_arena(slot, bundled.num_bytes, self._backend.current_stream)[0]
             carry = functools.partial(bundled.moved, arena)
@@ -161,7 +161,7 @@ class Copier:
         try:
             stream = choose()
         except BaseException:
-            self._ring.release(slot)
+            self.ring.release(slot)
             raise
         try:
             arena = self._backend.copy(slot.tensor(num_bytes), stream)
@@ -173,9 +173,9 @@ class Copier:
         try:
             event = self._backend.record_event(stream)
         except BaseException:
-            self._ring.drop(slot)  # nobody can tell when a copy from it is done
+            self.ring.drop(slot)  # nobody can tell when a copy from it is done
             raise
-        self._ring.release_behind(slot, event)
+        self.ring.release_behind(slot, event)
         return event
 
 

@@ -227,8 +227,12 @@ class Ring:
             while self._free_bytes > max_bytes:
                 self._drop_smallest()
 
-    def warn_if_not_pinned(self) -> None:
-        """Warn, once, when slots have memory that is not page-locked although it should be."""
+    def warn_if_not_pinned(self, stacklevel: int = 5) -> None:
+        """Warn, once, when slots have memory that is not page-locked although it should be.
+
+        Args:
+            stacklevel: From here to the line of the loop.
+        """
         if self._refusal is None or self._warned_of_refusal:
             return
         self._warned_of_refusal = True
@@ -236,7 +240,7 @@ class Ring:
             f"There was no page-locked memory for a batch, so that its copy to a device holds up the host: "
             f"{self._refusal}. Smaller batches, or fewer ahead (prefetch_factor, prefetch_bytes), need less.",
             RuntimeWarning,
-            stacklevel=5,  # the line of the loop
+            stacklevel=stacklevel,
         )
 
     def warn_if_held(self) -> None:

@@ -39,7 +39,7 @@ class ReusesAtOnce(Copier):
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
         event = self._backend.record_event(stream)
-        self._ring.release(slot)
+        self.ring.release(slot)
         return event
 
 
@@ -53,7 +53,7 @@ class MarksTooEarly(Copier):
         return super()._copy_arena(slot, num_bytes, choose)
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
-        self._ring.release_behind(slot, self._early)
+        self.ring.release_behind(slot, self._early)
         return self._early
 
 
@@ -86,7 +86,7 @@ class LosesSlots(Copier):
     """Never gives one back."""
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
-        self._ring._copying.append((slot, NEVER))
+        self.ring._copying.append((slot, NEVER))
         return self._backend.record_event(stream)
 
 
