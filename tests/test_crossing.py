@@ -1,5 +1,6 @@
 """Crossing: few batches are on the device ahead of the consumer, few copies under way, and errors where they belong."""
 
+import asyncio
 import gc
 import random
 import threading
@@ -27,7 +28,7 @@ class Finished:
 
     def __init__(self, number: int, *, error: BaseException | None = None, is_empty: bool = False) -> None:
         self.number, self.error, self.is_empty = number, error, is_empty
-        self.indices, self.columns, self.slot = [number], list[Any](), None
+        self.indices, self.columns, self.slot, self.bundle = [number], list[Any](), None, None
         self.result: Any = torch.full((3,), number)
         self.copied: Any = None
         self.context: Any = None
@@ -180,6 +181,26 @@ def test_a_loop_that_is_faster_than_the_copies_gets_every_batch(face: Callable[.
         device.run()
         assert sorted(index for batch in batches for index in batch["index"].tolist()) == list(range(40))
         assert 1 <= device.max_copying <= 1 + seed % 2
+
+
+@pytest.mark.parametrize("collate_fn", [None, lambda samples: torch.utils.data.default_collate(samples)])
+@pytest.mark.parametrize("awaits", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_is_handed_over_when_its_copy_has_been_issued(num_workers: int, awaits: bool, collate_fn: Any) -> None:
+    async def anext_of(loader: DataLoader[Any]) -> Any:
+        async with loader:
+            return await anext(aiter(loader))
+
+    with SimulatedDevice() as device:
+        loader: DataLoader[Any] = DataLoader(
+            SAMPLES, 4, num_workers=num_workers, collate_fn=collate_fn, device=device, num_device_batches=1
+        )
+        batch = asyncio.run(anext_of(loader)) if awaits else next(iter(loader))
+        reading = device.read(batch["row"])
+        assert (device.num_copies, device.num_copied, reading.is_done) == (1, 0, False)
+        device.run()
+        assert reading.value.tolist() == [[index] * 5 for index in range(4)]
+        loader.close()
 
 
 def test_how_many_are_on_the_device_can_be_read() -> None:
