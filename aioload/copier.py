@@ -3,6 +3,7 @@
 A batch in a slot takes one copy whatever its structure: the used part of the arena goes over as bytes, and the
 leaves are views of it there. The host never waits: the consumer's stream waits for the batch's event, the
 slot goes back to the ring once that event has passed, and the device's allocator is told of the consumer's stream.
+For a device without streams there is nothing to be done ahead: :meth:`Copier.receive` moves the batch.
 """
 
 import copy
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aioload.device import DeviceBackend, Event, Stream
+from aioload.device import PASSED, DeviceBackend, Event, Stream
 from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Ring, Slot
@@ -59,6 +60,8 @@ class Copier:
         except BaseException:
             self._ring.release(slot)
             raise
+        if stream is None:
+            return _left(layout.batch(layout.tensors(columns, num_rows, self._ring.lend(slot))))
         try:
             arena = self._backend.copy(slot.tensor(layout.offsets(num_rows)[1]), stream)
         finally:  # what failed may have issued a copy all the same
@@ -73,6 +76,8 @@ class Copier:
     def copy(self, value: Any) -> Copied:
         """Issue the copies of a batch that is in no slot. Some are left for :meth:`receive`. Any thread."""
         stream, pieces = self._side_stream(), list[torch.Tensor]()
+        if stream is None:
+            return _left(value)
         is_partial = False
 
         def copy_ahead(tensor: torch.Tensor) -> torch.Tensor:
@@ -108,6 +113,8 @@ class Copier:
         In the consumer's thread. What is no single piece of memory (sparse tensors, objects that move themselves) is
         moved here: what it would take on the side stream could not be marked, and so might be used again too early.
         """
+        if copied.event is PASSED:
+            return self.move(copied.value)
         backend = self._backend
         current = backend.current_stream()
         backend.wait_event(current, copied.event)
@@ -136,7 +143,7 @@ class Copier:
     def _move_itself(self, value: Any) -> Any:
         return value.to(self._backend.device)
 
-    def _side_stream(self) -> Stream:
+    def _side_stream(self) -> Stream | None:
         if self._stream is None:
             self._stream = self._backend.new_stream()
         return self._stream
@@ -149,6 +156,11 @@ class Copier:
             raise
         self._ring.release_behind(slot, event)
         return event
+
+
+def _left(value: Any) -> Copied:
+    """Return a batch of which all is left for :meth:`Copier.receive` to move."""
+    return Copied(value, PASSED, (), is_partial=True)
 
 
 def map_tensors(
