@@ -330,7 +330,7 @@ def test_the_device_asked_for_is_the_one_that_is_there(monkeypatch: pytest.Monke
     count = torch.cuda.device_count()
     assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
     assert resolve_device(f"cuda:{count - 1}") == torch.device("cuda", count - 1)
-    with pytest.raises(ArgumentError, match=f"sees {count} cuda devices"):
+    with pytest.raises(ArgumentError, match=f"sees {count} cuda device"):
         resolve_device(f"cuda:{count}")
 
 

@@ -48,7 +48,8 @@ class AcceleratorBackend:
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
         """Make ``stream`` the calling thread's current one, until the end of ``with``."""
-        # Not ``with stream``: that keeps what was current before in the stream, where threads would get each other's.
+        # Not ``with stream``, which torch 2.6 does not know and later releases let no two enter at once
+        # (https://github.com/pytorch/pytorch/issues/176560).
         before = self.current_stream()
         with self._as_current():
             torch.accelerator.set_stream(stream)

@@ -120,11 +120,12 @@ def _count(kind: str) -> int | None:
 
 def _absent(asked: Any) -> ArgumentError:
     accelerator = _accelerator()
-    kinds = ["cuda"] if accelerator is None else sorted({"cuda", accelerator.type})
-    seen = ", ".join(f"{_count(kind)} {kind} devices" for kind in kinds)
+    kinds = {"cuda", "cuda" if accelerator is None else accelerator.type}
+    counts = [(kind, count) for kind in sorted(kinds) if (count := _count(kind))]
+    seen = " and ".join(f"{count} {kind} device{'s' * (count > 1)}" for kind, count in counts)
     return ArgumentError(
-        f"device={asked!r} needs a device that is there, but torch {torch.__version__} sees {seen} beside the CPU. "
-        "Use one of these, or a torch build and driver that see it."
+        f"device={asked!r} needs a device that is there, but torch {torch.__version__} sees {seen or 'none'} beside "
+        "the CPU. Use what there is, or a torch build and driver that see the device."
     )
 
 
