@@ -194,7 +194,7 @@ class TellingDict(dict[str, Any]):
     """A sample that wants to hear of the device as well."""
 
     def to(self, device: Any) -> "TellingDict":
-        return TellingDict({**self, "told": device})
+        return TellingDict({"x": self["x"].to(device), "told": device})
 
 
 @dataclass
@@ -205,7 +205,7 @@ class TellingRecord:
     told = None
 
     def to(self, device: Any) -> "TellingRecord":
-        record = TellingRecord(self.x)
+        record = TellingRecord(self.x.to(device))
         record.told = device
         return record
 
