@@ -4,6 +4,7 @@ A batch in a slot takes one copy whatever its structure: the used part of the ar
 leaves, or the tensors that were brought together in it, are views of it there. The host never waits: the consumer's
 stream waits for the batch's event, the slot goes back to the ring once that event has passed, and the device's
 allocator is told of the consumer's stream.
+For a device without streams there is nothing to be done ahead: :meth:`Copier.receive` moves the batch.
 """
 
 import functools
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from aioload.bundle import Bundle, bundle
-from aioload.device import DeviceBackend, Event, Stream
+from aioload.device import PASSED, DeviceBackend, Event, Stream
 from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Ring, Slot
@@ -62,7 +63,10 @@ class Copier:
 
     def copy_slot(self, slot: Slot, layout: Layout, columns: Sequence[Column], num_rows: int) -> Copied:
         """Issue one copy of all that ``slot`` holds. Takes over the slot, also where this raises. Any thread."""
-        arena, event, _ = self._copy_arena(slot, layout.offsets(num_rows)[1], self._side_stream)
+        stream = self._side_stream_for(slot)
+        if stream is None:
+            return _left(layout.batch(layout.tensors(columns, num_rows, self.ring.lend(slot))))
+        arena, event = self._copy_arena(slot, layout.offsets(num_rows)[1], stream)
 
         def view(dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
             return arena[offset : offset + count * dtype.itemsize].view(dtype)
@@ -72,11 +76,15 @@ class Copier:
 
     def copy(self, value: Any) -> Copied:
         """Issue the copies of a batch that is in no slot. Some are left for :meth:`receive`. Any thread."""
-        return self._copy_ahead(functools.partial(map_tensors, value), self._side_stream())
+        stream = self._side_stream()
+        return _left(value) if stream is None else self._copy_ahead(functools.partial(map_tensors, value), stream)
 
     def copy_bundle(self, slot: Slot, bundle: Bundle) -> Copied:
         """Issue one copy of all that is in ``slot``, and as for :meth:`copy` of the rest. Takes over the slot."""
-        arena, event, stream = self._copy_arena(slot, bundle.num_bytes, self._side_stream)
+        stream = self._side_stream_for(slot)
+        if stream is None:
+            return _left(bundle.moved(self.ring.lend(slot)(torch.uint8, bundle.num_bytes, 0), lambda tensor: tensor))
+        arena, event = self._copy_arena(slot, bundle.num_bytes, stream)
         copied = self._copy_ahead(functools.partial(bundle.moved, arena), stream, event)
         return replace(copied, pieces=[arena, *copied.pieces])
 
@@ -117,6 +125,8 @@ class Copier:
         In the consumer's thread. What is no single piece of memory (sparse tensors, objects that move themselves) is
         moved here: what it would take on the side stream could not be marked, and so might be used again too early.
         """
+        if copied.event is PASSED:
+            return self.move(copied.value)
         backend = self._backend
         current = backend.current_stream()
         backend.wait_event(current, copied.event)
@@ -133,9 +143,10 @@ class Copier:
     def move(self, value: Any) -> Any:
         """Return ``value`` with its tensors on the device, copied on the caller's current stream, mostly in one."""
         carry: _Carry = functools.partial(map_tensors, value)
-        if (found := bundle(value, self.ring)) is not None:
+        stream = self._backend.current_stream()
+        if stream is not None and (found := bundle(value, self.ring)) is not None:
             bundled, slot = found
-            arena = self._copy_arena(slot, bundled.num_bytes, self._backend.current_stream)[0]
+            arena, _ = self._copy_arena(slot, bundled.num_bytes, stream)
             carry = functools.partial(bundled.moved, arena)
 
         def copy_now(tensor: torch.Tensor) -> torch.Tensor:
@@ -150,24 +161,26 @@ class Copier:
     def _move_itself(self, value: Any) -> Any:
         return value.to(self._backend.device)
 
-    def _side_stream(self) -> Stream:
+    def _side_stream(self) -> Stream | None:
         if self._stream is None:
             self._stream = self._backend.new_stream()
         return self._stream
 
-    def _copy_arena(
-        self, slot: Slot, num_bytes: int, choose: Callable[[], Stream]
-    ) -> tuple[torch.Tensor, Event, Stream]:
+    def _side_stream_for(self, slot: Slot) -> Stream | None:
+        """Return the side stream; where it cannot be made, ``slot`` is given back."""
         try:
-            stream = choose()
+            return self._side_stream()
         except BaseException:
             self.ring.release(slot)
             raise
+
+    def _copy_arena(self, slot: Slot, num_bytes: int, stream: Stream) -> tuple[torch.Tensor, Event]:
+        """Issue the copy of what is in ``slot``. Takes it over, also where this raises."""
         try:
             arena = self._backend.copy(slot.tensor(num_bytes), stream)
         finally:  # what failed may have issued a copy all the same
             event = self._release_behind(slot, stream)
-        return arena, event, stream
+        return arena, event
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
         try:
@@ -177,6 +190,11 @@ class Copier:
             raise
         self.ring.release_behind(slot, event)
         return event
+
+
+def _left(value: Any) -> Copied:
+    """Return a batch of which all is left for :meth:`Copier.receive` to move."""
+    return Copied(value, PASSED, (), is_partial=True)
 
 
 def _is_one_piece(tensor: torch.Tensor) -> bool:

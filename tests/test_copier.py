@@ -206,7 +206,7 @@ class TellingDict(dict[str, Any]):
     """A sample that wants to hear of the device as well."""
 
     def to(self, device: Any) -> "TellingDict":
-        return TellingDict({**self, "told": device})
+        return TellingDict({"x": self["x"].to(device), "told": device})
 
 
 @dataclass
@@ -217,7 +217,7 @@ class TellingRecord:
     told = None
 
     def to(self, device: Any) -> "TellingRecord":
-        record = TellingRecord(self.x)
+        record = TellingRecord(self.x.to(device))
         record.told = device
         return record
 
@@ -342,7 +342,7 @@ def test_the_device_asked_for_is_the_one_that_is_there(monkeypatch: pytest.Monke
     count = torch.cuda.device_count()
     assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
     assert resolve_device(f"cuda:{count - 1}") == torch.device("cuda", count - 1)
-    with pytest.raises(ArgumentError, match=f"sees {count}"):
+    with pytest.raises(ArgumentError, match=f"sees {count} cuda device"):
         resolve_device(f"cuda:{count}")
 
 

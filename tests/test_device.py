@@ -1,14 +1,25 @@
 """Devices: which there are, and that a real one and the simulated one keep to what a copier relies on."""
 
+import contextlib
 import random
 import threading
 from typing import Any
 
 import pytest
 import torch
+from accelerators import ACCELERATORS, Accelerator, lazy_device
 from rigs import RIGS, Simulated
 
-from aioload.device import DeviceBackend, backend_for, cuda_index, resolve_device
+from aioload import DataLoader
+from aioload.device import (
+    AcceleratorBackend,
+    DeviceBackend,
+    StreamlessBackend,
+    backend_for,
+    default_index,
+    resolve_device,
+    why_streamless,
+)
 from aioload.errors import ArgumentError
 from aioload.layout import ALIGNMENT
 from aioload.testing import SimulatedDevice
@@ -27,14 +38,38 @@ def test_the_cpu_needs_no_more_than_its_name(device: Any) -> None:
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:x", 2.5, object(), "cpu:-2", ["cpu"]])
 def test_what_is_no_device_is_an_error_that_says_what_is(device: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"device needs 'cpu', 'cuda', 'cuda:N' or a torch\.device; got "):
+    with pytest.raises(ArgumentError, match=r"device needs 'cpu', 'cuda', 'cuda:N' or another .*; got "):
         resolve_device(device)
 
 
-@pytest.mark.parametrize("device", ["meta", torch.device("mps"), "xpu:0"])
-def test_other_devices_are_not_supported(device: Any) -> None:
-    with pytest.raises(NotImplementedError, match="only cpu and cuda devices"):
+@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
+def test_a_device_whose_tensors_have_no_contents_is_refused(device: Any) -> None:
+    with pytest.raises(ArgumentError, match="tensors there have no contents"):
         resolve_device(device)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("mps"), "xpu:0", "hpu", "mtia", "xla", "vulkan"])
+def test_a_device_that_is_not_there_is_refused_with_what_torch_sees(device: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"needs a device that is there, but torch \S+ sees none beside"):
+        resolve_device(device)
+
+
+def test_a_device_without_streams_is_warned_of_where_the_loader_is_made() -> None:
+    lazy = lazy_device()
+    with pytest.warns(
+        RuntimeWarning, match=r"lazy:0 are not made ahead but by next\(\), .*: torch.accelerator"
+    ) as caught:
+        loader: DataLoader[Any] = DataLoader(range(3), device="lazy")
+    assert [warning.filename for warning in caught] == [__file__]
+    assert loader.device == lazy
+    assert isinstance(backend_for(lazy), StreamlessBackend)
+
+
+def test_mps_is_never_used_by_two_threads() -> None:
+    device = torch.device("mps", 0)
+    assert "two threads" in str(why_streamless(device))
+    assert repr(backend_for(device)) == "<StreamlessBackend mps:0>"
 
 
 @pytest.mark.parametrize(
@@ -51,8 +86,10 @@ def test_other_devices_are_not_supported(device: Any) -> None:
         (0, 8, "", 0),
     ],
 )
-def test_which_device_cuda_is(current: int, count: int, local_rank: str | None, expected: int) -> None:
-    assert cuda_index(current, count, local_rank) == expected
+def test_which_device_a_name_without_a_number_is(
+    current: int, count: int, local_rank: str | None, expected: int
+) -> None:
+    assert default_index(current, count, local_rank) == expected
 
 
 def test_what_does_what_a_device_does_is_one() -> None:
@@ -62,9 +99,12 @@ def test_what_does_what_a_device_does_is_one() -> None:
     cuda = backend_for(torch.device("cuda", 3))
     assert isinstance(cuda, DeviceBackend)
     assert repr(cuda) == "<CudaBackend cuda:3>"
+    xpu = AcceleratorBackend(torch.device("xpu", 1))
+    assert isinstance(xpu, DeviceBackend)
+    assert repr(xpu) == "<AcceleratorBackend xpu:1>"
 
 
-@pytest.fixture(params=RIGS)
+@pytest.fixture(params=[*RIGS, *ACCELERATORS])
 def rig(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
@@ -159,6 +199,8 @@ def test_host_memory_is_not_given_out_again_before_it_has_been_copied(rig: Any) 
 
 def test_device_memory_is_given_out_again_at_once_for_its_own_stream(rig: Any) -> None:
     backend = rig.backend
+    if isinstance(rig, Accelerator):
+        pytest.skip("one that keeps what it copies to until it has done so is as good")
     side = backend.new_stream()
     copied = backend.copy(numbers(backend, 1), side)
     address = copied.data_ptr()
@@ -207,6 +249,36 @@ def test_each_thread_has_a_current_stream(rig: Any) -> None:
         assert backend.copy(torch.ones(1)).shape == (1,)
     assert backend.current_stream() == streams[0] != stream
     rig.finish()
+
+
+def test_a_stream_may_be_current_in_two_threads_at_once_and_twice_in_one(rig: Any) -> None:
+    backend = rig.backend
+    stream, barrier = backend.new_stream(), threading.Barrier(2, timeout=60)
+    before = backend.current_stream()
+    after: list[Any] = []
+
+    def other() -> None:
+        mine = backend.current_stream()
+        barrier.wait()
+        with backend.stream(stream):
+            barrier.wait()
+            barrier.wait()
+            after.append(backend.current_stream() == stream)
+        after.append(backend.current_stream() == mine)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with contextlib.suppress(KeyError), backend.stream(stream):
+        barrier.wait()
+        barrier.wait()
+        with backend.stream(stream):
+            pass
+        after.append(backend.current_stream() == stream)
+        raise KeyError
+    barrier.wait()
+    thread.join()
+    assert after == [True, True, True]
+    assert backend.current_stream() == before
 
 
 def test_a_thread_may_sleep_until_an_event_has_passed(rig: Any) -> None:

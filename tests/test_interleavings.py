@@ -46,11 +46,9 @@ class ReusesAtOnce(Copier):
 class MarksTooEarly(Copier):
     """Has an event from before the copy."""
 
-    def _copy_arena(
-        self, slot: Slot, num_bytes: int, choose: Callable[[], Stream]
-    ) -> tuple[torch.Tensor, Event, Stream]:
-        self._early = self._backend.record_event(choose())
-        return super()._copy_arena(slot, num_bytes, choose)
+    def _copy_arena(self, slot: Slot, num_bytes: int, stream: Stream) -> tuple[torch.Tensor, Event]:
+        self._early = self._backend.record_event(stream)
+        return super()._copy_arena(slot, num_bytes, stream)
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
         self.ring.release_behind(slot, self._early)

@@ -16,7 +16,7 @@ from typing import Any
 from aioload.collate import collation_rules
 from aioload.context import HERE, PassContext, Stage
 from aioload.copier import Copier
-from aioload.device import pinned_memory
+from aioload.device import StreamlessBackend, pinned_memory
 from aioload.engine.beginning import Beginning
 from aioload.engine.budget import Budget
 from aioload.engine.crew import Crew
@@ -50,7 +50,9 @@ class Runtime:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         settings, backend = plan.settings, plan.backend
-        new_memory = backend.host_memory if backend is not None else pinned_memory if settings.pin else None
+        new_memory = pinned_memory if settings.pin else None
+        if backend is not None and not isinstance(backend, StreamlessBackend):
+            new_memory = backend.host_memory
         num_slots = settings.max_batches + 2  # being consumed, and being put together
         self._pinned: PinnedMemory | None = None
         if new_memory is not None:
