@@ -302,6 +302,19 @@ def test_a_thread_may_sleep_until_an_event_has_passed(rig: Any) -> None:
     assert seen == [True]
 
 
+@pytest.mark.parametrize("make", ACCELERATORS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_on_the_cpu_are_pinned_for_whatever_accelerator_there_is(make: Any, num_workers: int) -> None:
+    device = make().backend.device
+    rows = torch.arange(4000.0).reshape(40, 100)
+    with DataLoader(list(rows), 4, num_workers=num_workers, pin_memory=True) as loader:
+        held = [batch for _ in range(2) for batch in loader]
+    assert all(batch.is_pinned() for batch in held)
+    copies = [batch.to(device, non_blocking=True) for batch in held]
+    torch.accelerator.synchronize(device)
+    assert torch.equal(torch.cat(copies).cpu(), rows.repeat(2, 1))
+
+
 # What only the simulated device does.
 
 
