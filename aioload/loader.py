@@ -63,8 +63,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         num_workers: Threads that run dataset code; by default one per usable core. With 0 there are no threads
             and no look-ahead: everything runs in the consumer's thread, when it asks.
         collate_fn: Makes a batch of a list of samples, on a loading thread.
-        pin_memory: Whether CPU batches are in page-locked memory. Where there is no CUDA device this does nothing, and
-            says so, once.
+        pin_memory: Whether CPU batches are in page-locked memory. Where torch sees no accelerator, or one on which it
+            does not pin (``mps``), this does nothing, and says so, once.
         drop_last: Whether an incomplete last batch is left out.
         timeout: Seconds to wait for a batch before :class:`~aioload.errors.LoaderTimeoutError`; 0 waits for ever.
         worker_init_fn: Called with its number in each of the ``num_workers`` threads before its first sample; for an

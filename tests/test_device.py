@@ -2,6 +2,9 @@
 
 import contextlib
 import random
+import re
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -64,6 +67,32 @@ def test_a_device_without_streams_is_warned_of_where_the_loader_is_made() -> Non
     assert [warning.filename for warning in caught] == [__file__]
     assert loader.device == lazy
     assert isinstance(backend_for(lazy), StreamlessBackend)
+
+
+BARE_ACCELERATOR = """
+import warnings
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+_setup_privateuseone_for_python_backend("bare")
+
+@torch.library.impl("aten::empty.memory_format", "privateuseone")
+def empty(size, dtype=None, **more):
+    return torch._C._acc.create_empty_tensor(tuple(size), dtype or torch.float32)
+
+import aioload
+from aioload.device import backend_for
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    loader = aioload.DataLoader(range(3), device="bare")
+print(backend_for(loader.device), *[warning.message for warning in caught])
+"""
+
+
+def test_an_accelerator_that_has_not_all_that_copies_need_is_one_without_streams() -> None:
+    pytest.importorskip("torch._C._acc")
+    done = subprocess.run([sys.executable, "-c", BARE_ACCELERATOR], check=True, timeout=120, capture_output=True)
+    expected = r"<StreamlessBackend bare:0> Copies of batches to bare:0 are .*: [^.]*aten::record_stream[^.]*\.\n"
+    assert re.fullmatch(expected, done.stdout.decode())
 
 
 def test_mps_is_never_used_by_two_threads() -> None:
@@ -300,6 +329,19 @@ def test_a_thread_may_sleep_until_an_event_has_passed(rig: Any) -> None:
     rig.finish()
     thread.join()
     assert seen == [True]
+
+
+@pytest.mark.parametrize("make", ACCELERATORS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_on_the_cpu_are_pinned_for_whatever_accelerator_there_is(make: Any, num_workers: int) -> None:
+    device = make().backend.device
+    rows = torch.arange(4000.0).reshape(40, 100)
+    with DataLoader(list(rows), 4, num_workers=num_workers, pin_memory=True) as loader:
+        held = [batch for _ in range(2) for batch in loader]
+    assert all(batch.is_pinned() for batch in held)
+    copies = [batch.to(device, non_blocking=True) for batch in held]
+    torch.accelerator.synchronize(device)
+    assert torch.equal(torch.cat(copies).cpu(), rows.repeat(2, 1))
 
 
 # What only the simulated device does.

@@ -2,7 +2,8 @@
 
 from aioload.device.accelerator import AcceleratorBackend
 from aioload.device.backend import DeviceBackend, Event, Stream
-from aioload.device.cuda import CudaBackend, pinned_memory
+from aioload.device.cuda import CudaBackend
+from aioload.device.pinning import can_pin, pinned_memory
 from aioload.device.resolve import backend_for, default_index, resolve_device, why_streamless
 from aioload.device.streamless import PASSED, StreamlessBackend
 
@@ -15,6 +16,7 @@ __all__ = [
     "Stream",
     "StreamlessBackend",
     "backend_for",
+    "can_pin",
     "default_index",
     "pinned_memory",
     "resolve_device",

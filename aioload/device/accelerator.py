@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from aioload.device.backend import Event, Stream
-from aioload.device.cuda import pinned_memory
-from aioload.layout import ALIGNMENT
+from aioload.device.pinning import pinned_memory
 
 
 class AcceleratorBackend:
@@ -33,11 +32,7 @@ class AcceleratorBackend:
             RuntimeError: torch has none for this accelerator.
         """
         with self._as_current():
-            memory = pinned_memory(num_bytes)
-            if memory.data_ptr() % ALIGNMENT:  # not every accelerator's starts on a page
-                memory = pinned_memory(num_bytes + ALIGNMENT)
-        start = -memory.data_ptr() % ALIGNMENT
-        return memory[start : start + num_bytes]
+            return pinned_memory(num_bytes)
 
     def new_stream(self) -> Stream:
         """Return a stream of the device's."""

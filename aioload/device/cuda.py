@@ -12,6 +12,7 @@ import torch
 
 from aioload.device.backend import Event, Stream
 from aioload.device.numa import cpus_near, on_cpus, pci_address
+from aioload.device.pinning import pinned_memory
 
 
 class CudaBackend:
@@ -66,8 +67,3 @@ class CudaBackend:
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Have the memory of ``tensor``, once free, wait for what is on ``stream`` by then."""
         tensor.record_stream(stream)
-
-
-def pinned_memory(num_bytes: int) -> torch.Tensor:
-    """Return page-locked uint8 memory, which starts on a page."""
-    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)

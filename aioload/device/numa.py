@@ -31,7 +31,7 @@ def pci_address(properties: Any) -> str | None:
     """Return the PCI address in what ``torch.cuda.get_device_properties`` gives, ``None`` where torch does not say it.
 
     Args:
-        properties: With ``pci_domain_id``, ``pci_bus_id`` and ``pci_device_id``, which older torch releases lack.
+        properties: With ``pci_domain_id``, ``pci_bus_id`` and ``pci_device_id``, which torch before 2.9 may lack.
     """
     numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     if any(number is None for number in numbers):

@@ -89,7 +89,7 @@ def why_streamless(device: torch.device) -> str | None:
         backend.record_stream(tensor, current)
         event.synchronize()
     except Exception as exc:  # a backend says by any what it does not have
-        return str(exc).partition("\n")[0] or repr(exc)
+        return str(exc).partition("\n")[0].partition(". ")[0] or repr(exc)
     return "all its streams are one" if stream == current else None
 
 
