@@ -18,12 +18,14 @@ class Bundle:
 
     Attributes:
         value: The batch; it is the slot's owner's, as long as the slot is.
-        address: Where the slot's memory begins.
+        storage: The address of the slot's memory ...
+        start: ... and where in it the slot begins.
         num_bytes: How much of it is used.
     """
 
     value: Any
-    address: int
+    storage: int
+    start: int
     num_bytes: int
 
     def moved(
@@ -42,9 +44,9 @@ class Bundle:
         """
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            if not _is_plain(tensor) or tensor.untyped_storage().data_ptr() != self.address:
+            if not _is_plain(tensor) or tensor.untyped_storage().data_ptr() != self.storage:
                 return other(tensor)
-            return _like(tensor, arena, tensor.data_ptr() - self.address)
+            return _like(tensor, arena, tensor.data_ptr() - self.start)
 
         return map_tensors(self.value, move, own)
 
@@ -82,7 +84,7 @@ def bundle(value: Any, ring: Ring) -> tuple[Bundle, Slot] | None:
         ring.release(slot)
         raise
     slot.seal()
-    return Bundle(bundled, memory.data_ptr(), end), slot
+    return Bundle(bundled, memory.untyped_storage().data_ptr(), memory.data_ptr(), end), slot
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

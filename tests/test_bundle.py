@@ -78,6 +78,20 @@ def test_it_takes_one_copy_and_one_piece_of_device_memory(num_workers: int) -> N
         assert device.num_copies == 4
 
 
+def test_a_slot_may_begin_anywhere_in_its_memory() -> None:
+    def at_64(num_bytes: int) -> torch.Tensor:
+        whole = torch.empty(num_bytes + 128, dtype=torch.uint8)
+        start = -whole.data_ptr() % 64 or 64
+        return whole[start : start + num_bytes]
+
+    value = [torch.arange(8), {"x": torch.ones(3, 3)}]
+    found = bundle(value, Ring(new_memory=at_64))
+    assert found is not None
+    bundled, slot = found
+    moved = bundled.moved(slot.tensor(bundled.num_bytes).clone(), lambda tensor: pytest.fail(str(tensor)))
+    assert_same(moved, value)
+
+
 def test_what_is_twice_in_a_batch_is_copied_once() -> None:
     x = torch.arange(8)
     found = bundle([x, {"again": x, "part": x[2:4]}], Ring())
