@@ -101,7 +101,7 @@ def _open_files() -> dict[str, str]:
             files[entry.name] = os.readlink(entry)
         except FileNotFoundError:  # the descriptor that lists the folder
             continue
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return files
     return {number: name for number, name in files.items() if not name.startswith(_OF_DRIVER)}
 
