@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -146,6 +147,12 @@ def facts_of_the_run(card: Card) -> dict[str, Any]:
 def using(card: Card, stream: Stream) -> AbstractContextManager[Any]:
     """Make ``stream`` the current one."""
     return card.backend.stream(stream)
+
+
+def without_warnings_of_forks() -> None:
+    """Silence what Python 3.12 says of torch's workers: they are forked off a process that has threads, CUDA's too."""
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 def _output(command: list[str]) -> str:

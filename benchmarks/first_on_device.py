@@ -17,8 +17,7 @@ from typing import Any  # noqa: E402
 def first_batch(loader_name: str, folder: Path, num_workers: int, *, is_real: bool) -> dict[str, float]:
     """Load one batch of the JPEGs in ``folder`` onto the device."""
     import aioload
-    from benchmarks.cards import Card, CudaCard, Rehearsal
-    from benchmarks.gpu_copies import without_warnings_of_forks
+    from benchmarks.cards import Card, CudaCard, Rehearsal, without_warnings_of_forks
     from benchmarks.gpu_training import Decode, Workload
 
     without_warnings_of_forks()

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.cards import Card, CudaCard, Rehearsal, facts_of_the_run
-from benchmarks.gpu_copies import compare_copies, compare_rings, spdl_transfer, without_warnings_of_forks
+from benchmarks.cards import Card, CudaCard, Rehearsal, facts_of_the_run, without_warnings_of_forks
+from benchmarks.gpu_copies import compare_copies, shares_of_bare_copy, spdl_transfer, those_that_run
+from benchmarks.gpu_rings import compare_rings
 from benchmarks.gpu_training import (
     WORKLOADS,
     compare_steps,
@@ -30,7 +31,7 @@ from benchmarks.gpu_training import (
     worth_a_trace,
     write_jpegs,
 )
-from benchmarks.paired import Comparison, Rival, compare
+from benchmarks.paired import Comparison, Rival, compare, spread
 
 Figures = dict[str, Any]
 """What a section found, as JSON knows it."""
@@ -64,12 +65,12 @@ def copies(session: Session) -> Figures:
     if spdl_transfer() is None:
         print("SPDL is not installed and was not compared.")
     found = compare_copies(session.card, session.num_rounds, [int(size) for size in sizes], seconds)
-    goal = "bare copy_ of a pinned buffer"
-    lines = [
-        f"  of the bare copy's rate, the copier has {100 * sorted(each.speedups(goal))[session.num_rounds // 2]:.1f} %"
-        for each in found
-    ]
-    return {"comparisons": [session.show(each, line) for each, line in zip(found, lines, strict=True)]}
+    shown = []
+    for each in found:
+        shares = shares_of_bare_copy(each)
+        lines = [f"  of the bare copy's rate: {name} {spread(values)}" for name, values in shares.items()]
+        shown.append({**session.show(each, *lines), "shares_of_bare_copy": shares})
+    return {"comparisons": shown}
 
 
 def ring(session: Session) -> Figures:
@@ -123,8 +124,10 @@ def first(session: Session) -> Figures:
 
     rivals = [Rival(name=name, epoch=lambda name=name: epoch(name), group=name) for name in names]  # type: ignore[misc]
     title = "first: from the making of the loader to the first batch on the device, new processes"
-    comparison = compare(title, rivals, num_rounds=session.num_rounds, unit="ms", num_warming=0)
-    return {"comparisons": [session.show(comparison)], "processes": found}
+    able, notes = those_that_run(rivals)
+    comparison = compare(title, able, num_rounds=session.num_rounds, unit="ms", num_warming=0)
+    comparison.notes[:0] = notes
+    return {"comparisons": [session.show(comparison)], "processes": {name: found[name][1:] for name in found}}
 
 
 SECTIONS: dict[str, Callable[[Session], Figures]] = {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.cards import Rehearsal, made_up_events
 from benchmarks.first_on_device import first_batch
 from benchmarks.gpu import SECTIONS, Session, run
-from benchmarks.gpu_copies import those_that_run
+from benchmarks.gpu_copies import BARE, shares_of_bare_copy, those_that_run
 from benchmarks.gpu_training import CACHED, overhead_lines, overheads, worth_a_trace, write_jpegs
 from benchmarks.paired import Comparison, Rival
 from benchmarks.steps import num_to_take
@@ -76,6 +76,12 @@ def test_overheads_are_those_of_the_same_round() -> None:
     assert found == {"aioload": pytest.approx([0.1, 0, 0.1]), "torch 8": pytest.approx([1, 0.5, 0])}
     assert overhead_lines(comparison)[0] == "  overhead of aioload: 10.00 (0.00 - 10.00) %"
     assert overheads(comparison_of(aioload=[1.0])) == {}
+
+
+def test_rates_are_shares_of_the_bare_copy_of_the_same_round() -> None:
+    comparison = comparison_of(**{"aioload": [2.0, 1.0], BARE: [1.0, 4.0]})
+    assert shares_of_bare_copy(comparison) == {"aioload": [0.5, 4.0]}
+    assert shares_of_bare_copy(comparison_of(aioload=[1.0])) == {}
 
 
 def test_of_torchs_settings_the_best_is_traced() -> None:
