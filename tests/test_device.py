@@ -145,6 +145,13 @@ def numbers(backend: DeviceBackend, start: int) -> torch.Tensor:
     return memory
 
 
+def warm(rig: Any, host: torch.Tensor, stream: Any, num_copies: int = 1) -> None:
+    """Have the allocator keep memory for copies on ``stream``: to make more, a device may wait for its work."""
+    copies = [rig.backend.copy(host, stream) for _ in range(num_copies)]
+    rig.finish()
+    del copies
+
+
 TENSORS: dict[str, torch.Tensor] = {
     "bytes": torch.arange(200, dtype=torch.uint8),
     "numbers": torch.randn(3, 4, 5),
@@ -178,9 +185,10 @@ def test_a_copy_is_what_was_copied_when_its_event_has_passed(rig: Any, tensor: t
 
 def test_the_host_waits_for_nothing(rig: Any) -> None:
     backend = rig.backend
-    side = backend.new_stream()
+    side, host = backend.new_stream(), numbers(backend, 1)
+    warm(rig, host, side)
     rig.busy(side)
-    backend.copy(numbers(backend, 1), side)
+    backend.copy(host, side)
     event = backend.record_event(side)
     backend.wait_event(backend.current_stream(), event)
     later = backend.record_event(backend.current_stream())
@@ -194,8 +202,8 @@ def test_the_host_waits_for_nothing(rig: Any) -> None:
 def test_a_stream_that_waits_for_the_event_reads_what_was_copied(rig: Any) -> None:
     backend = rig.backend
     side, other = backend.new_stream(), backend.new_stream()
-    rig.busy(side)
     host = numbers(backend, 1)
+    rig.busy(side)
     copied = backend.copy(host, side)
     backend.wait_event(other, backend.record_event(side))
     with backend.stream(other):
@@ -217,9 +225,11 @@ def test_memory_that_is_no_host_memory_may_be_written_to_at_once(rig: Any) -> No
 
 def test_host_memory_is_not_given_out_again_before_it_has_been_copied(rig: Any) -> None:
     backend = rig.backend
-    side = backend.new_stream()
+    side, host = backend.new_stream(), numbers(backend, 1)
+    warm(rig, host, side)
     rig.busy(side)
-    copied = backend.copy(numbers(backend, 1), side)
+    copied = backend.copy(host, side)
+    del host
     other = numbers(backend, 2)
     expected = backend.copy(other, side)
     rig.finish()
@@ -244,7 +254,8 @@ def test_device_memory_is_given_out_again_at_once_for_its_own_stream(rig: Any) -
 def test_device_memory_waits_for_the_stream_that_was_recorded(rig: Any) -> None:
     backend = rig.backend
     side, other = backend.new_stream(), backend.new_stream()
-    host = numbers(backend, 1)
+    host, more = numbers(backend, 1), numbers(backend, 2)
+    warm(rig, host, side, num_copies=2)
     copied = backend.copy(host, side)
     backend.wait_event(other, backend.record_event(side))
     backend.record_stream(copied, other)
@@ -253,7 +264,7 @@ def test_device_memory_waits_for_the_stream_that_was_recorded(rig: Any) -> None:
         value = rig.read(copied)
     address = copied.data_ptr()
     del copied
-    again = backend.copy(numbers(backend, 2), side)
+    again = backend.copy(more, side)
     assert again.data_ptr() != address
     rig.finish()
     assert torch.equal(value(), host)
