@@ -71,7 +71,7 @@ class CudaCard:
         return events
 
     def facts(self) -> dict[str, Any]:
-        properties: Any = torch.cuda.get_device_properties(self.device)  # type: ignore[no-untyped-call]
+        properties: Any = torch.cuda.get_device_properties(self.device)
         fields = "driver_version,pcie.link.gen.max,pcie.link.width.max"
         index = str(self.device.index)
         values = _output(["nvidia-smi", f"--id={index}", f"--query-gpu={fields}", "--format=csv,noheader"]).split(", ")

@@ -17,8 +17,8 @@ from PIL import Image
 import aioload
 from benchmarks.cards import Card
 from benchmarks.gpu_copies import Endless, Sent, those_that_run
+from benchmarks.gpu_steps import NUM_CLASSES, Step, network_step, short_step
 from benchmarks.paired import Comparison, Rival, compare, spread
-from benchmarks.steps import NUM_CLASSES, Step, network_step, short_step
 from benchmarks.traces import steady, summary
 
 JPEG_SIZE = (500, 375)

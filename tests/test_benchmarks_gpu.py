@@ -16,9 +16,9 @@ from benchmarks.cards import Rehearsal, made_up_events
 from benchmarks.first_on_device import first_batch
 from benchmarks.gpu import SECTIONS, Session, run
 from benchmarks.gpu_copies import BARE, shares_of_bare_copy, those_that_run
+from benchmarks.gpu_steps import num_to_take
 from benchmarks.gpu_training import CACHED, overhead_lines, overheads, worth_a_trace, write_jpegs
 from benchmarks.paired import Comparison, Rival
-from benchmarks.steps import num_to_take
 from benchmarks.traces import Interval, common, kernels, length, steady, summary, union
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1])))

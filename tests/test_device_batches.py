@@ -16,7 +16,7 @@ from structures import Pair
 from torch.utils.data import default_collate
 
 from aioload import DataLoader
-from aioload.copier import map_tensors
+from aioload.structure import map_tensors
 from aioload.testing import SimulatedDevice
 
 POISON = 0xDB
