@@ -7,7 +7,11 @@ allocator is told of the consumer's stream.
 For a device without streams there is nothing to be done ahead: :meth:`Copier.receive` moves the batch.
 """
 
+import contextlib
 import functools
+import gc
+import types
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -20,6 +24,15 @@ from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Ring, Slot
 from aioload.structure import map_tensors
+
+MOST_BEHIND = 4
+"""Batches by which the device may be behind the consumer."""
+
+
+_MOST_LOOKED_AT = 1000
+"""Objects that are looked at to find tensors where they are not expected."""
+
+_NOT_LOOKED_INTO = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)
 
 
 class _Carry(Protocol):
@@ -60,6 +73,7 @@ class Copier:
     def __init__(self, backend: DeviceBackend, ring: Ring, transform: Callable[[Any], Any] | None = None) -> None:
         self.ring, self._backend, self._transform = ring, backend, transform
         self._stream: Stream | None = None
+        self._moving: deque[Event] = deque()  # behind copies on consumers' streams
 
     def copy_slot(self, slot: Slot, layout: Layout, columns: Sequence[Column], num_rows: int) -> Copied:
         """Issue one copy of all that ``slot`` holds. Takes over the slot, also where this raises. Any thread."""
@@ -89,14 +103,19 @@ class Copier:
         return replace(copied, pieces=[arena, *copied.pieces])
 
     def _copy_ahead(self, carry: _Carry, stream: Stream, event: Event | None = None) -> Copied:
-        pieces, is_partial = list[torch.Tensor](), False
+        pieces, is_partial, has_waited = list[torch.Tensor](), False, False
 
         def copy_ahead(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal is_partial
+            nonlocal is_partial, has_waited
             if not _is_one_piece(tensor):
                 is_partial = True
                 return tensor
             pieces.append(self._backend.copy(tensor, stream))
+            if pieces[-1] is tensor:  # it is there already, made on the stream that is current where none was chosen
+                if not has_waited:
+                    self._backend.wait_event(stream, self.mark())
+                    has_waited = True
+                self._backend.record_stream(tensor, stream)
             return pieces[-1]
 
         moved = carry(copy_ahead)
@@ -146,7 +165,8 @@ class Copier:
         stream = self._backend.current_stream()
         if stream is not None and (found := bundle(value, self.ring)) is not None:
             bundled, slot = found
-            arena, _ = self._copy_arena(slot, bundled.num_bytes, stream)
+            arena, event = self._copy_arena(slot, bundled.num_bytes, stream)
+            self._keep_up(event)
             carry = functools.partial(bundled.moved, arena)
 
         def copy_now(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,6 +177,18 @@ class Copier:
     def transform_here(self, value: Any) -> Any:
         """Return a batch that is on the device transformed, on the caller's current stream."""
         return value if self._transform is None else self._transform(value)
+
+    def mark(self) -> Event:
+        """Return an event behind all that is on the caller's current stream."""
+        stream = self._backend.current_stream()
+        return PASSED if stream is None else self._backend.record_event(stream)
+
+    def _keep_up(self, event: Event) -> None:
+        """Wait while the caller's copies are so far behind that slots would become ever more."""
+        self._moving.append(event)
+        while len(self._moving) > MOST_BEHIND:
+            with contextlib.suppress(IndexError):  # another consumer was faster
+                self._moving.popleft().synchronize()
 
     def _move_itself(self, value: Any) -> Any:
         return value.to(self._backend.device)
@@ -227,10 +259,24 @@ def _pieces_of(value: Any, device: torch.device) -> list[torch.Tensor]:
     def refuse(other: Any) -> Any:
         what = f"a {other.layout} tensor" if isinstance(other, torch.Tensor) else f"a {type(other).__name__}"
         message = (
-            f"device_transform must return dense tensors, in containers of any kind; got {what}, whose memory the "
-            "allocator cannot be told about. Make it of them in the loop."
+            f"device_transform must return dense tensors, in lists, tuples, dicts, dataclasses and the like; got "
+            f"{what}, whose memory the allocator cannot be told about. Make it of them in the loop."
         )
         raise TypeError(message)
 
-    map_tensors(value, note, refuse)
+    map_tensors(value, note, refuse, lambda other: refuse(other) if _hides_tensors(other, device) else other)
     return pieces
+
+
+def _hides_tensors(value: Any, device: torch.device) -> bool:
+    """Whether an object into which nobody looks (a set, an iterator, an own class) refers to tensors there."""
+    seen, ahead = set[int](), [value]
+    while ahead and len(seen) < _MOST_LOOKED_AT:
+        each = ahead.pop()
+        if isinstance(each, torch.Tensor) and each.device == device:
+            return True
+        if id(each) in seen or isinstance(each, _NOT_LOOKED_INTO) or not gc.is_tracked(each):
+            continue
+        seen.add(id(each))
+        ahead.extend(gc.get_referents(each))
+    return False

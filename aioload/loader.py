@@ -115,11 +115,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
             :class:`~aioload.cache.Cache` says. ``decode`` then gets ``bytes``, whatever the reader returns. Several
             loaders may share one; the loader does not close or clear it.
         device_transform: Called with each batch on the ``device``, and returns what is handed out, dense tensors in
-            containers of any kind: for what the device does best, such as normalising images. It runs on the loader's
-            thread, ahead of you, with the stream of the copies current, and must not wait for the device. (In your
+            lists, tuples, dicts, dataclasses and the like: for what the device does best, such as normalising images.
+            It runs on the loader's thread, ahead of you, with the stream of the copies current. It must not wait for
+            the device nor return the same memory twice, and has to wait itself for what other streams compute. (In your
             thread and stream where ``num_workers=0``, or where sparse tensors or objects with a ``to`` are in it.)
         num_device_batches: Batches that a pass may have on the ``device`` before you ask for them, and copies to it
-            that may be under way. Further ones wait in the host's memory. Without ``device`` or with ``num_workers=0``,
+            that may be under way. Further ones wait in the host's memory, and all while the device is more than four
+            batches behind you. Without ``device`` or with ``num_workers=0``,
             which loads nothing ahead, it has no effect.
         prefetch_bytes: How many bytes may be in flight, from the read to the hand-over of the batch; by default a
             quarter of the memory that is available when a pass begins, limits of control groups included.

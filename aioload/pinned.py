@@ -56,7 +56,7 @@ class PinnedMemory:
         self._new_memory, self._max_bytes = new_memory, max_bytes
         self._living = Living()
         self._lock = threading.Lock()
-        self._failure: tuple[int, Exception] | None = None  # bytes there were when there was no more to be had
+        self._failure: tuple[int, str] | None = None  # bytes there were when there was no more to be had, and why
 
     def __repr__(self) -> str:
         return f"<PinnedMemory {self.num_bytes} of {self._max_bytes} bytes>"
@@ -82,12 +82,12 @@ class PinnedMemory:
             message = f"{present + size} bytes of it would be more than the {self._max_bytes} that this loader may have"
             raise MemoryError(message)
         if self._failure is not None and present >= self._failure[0]:
-            message = f"there was none to be had beyond {self._failure[0]} bytes: {text_of(self._failure[1])}"
+            message = f"there was none to be had beyond {self._failure[0]} bytes: {self._failure[1]}"
             raise MemoryError(message)
         try:
             memory = self._new_memory(size)
         except Exception as exc:
-            self._failure = present, exc.with_traceback(None)
+            self._failure = present, text_of(exc)  # not the error, whose traceback keeps whoever waits alive
             raise
         self._failure = None
         self._living.add(memory)

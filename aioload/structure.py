@@ -176,32 +176,39 @@ def with_fields(original: Any, values: Sequence[Any]) -> Any:
 
 
 def map_tensors(
-    value: Any, function: Callable[[torch.Tensor], torch.Tensor], own: Callable[[Any], Any] | None = None
+    value: Any,
+    function: Callable[[torch.Tensor], torch.Tensor],
+    own: Callable[[Any], Any] | None = None,
+    other: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Return ``value`` with ``function`` applied to each tensor in it; other leaves stay as they are.
 
     Args:
         value: Containers of any kind and depth. Those without a tensor are returned as they are, not copied.
         function: Maps a tensor.
-        own: Maps an object that is no tensor but has a method ``to``, which is not looked into.
+        own: Maps an object that is no tensor but has a method ``to``, which is not looked into. Nor are those of
+            other types, such as sets.
+        other: Maps the leaves of other types.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
+    if isinstance(value, type | range):  # the one may have a ``to`` that is not its own, the other many parts
+        return value
     if callable(getattr(value, "to", None)):
         return value if own is None else own(value)
     if isinstance(value, Mapping):
-        items = {key: map_tensors(item, function, own) for key, item in value.items()}
+        items = {key: map_tensors(item, function, own, other) for key, item in value.items()}
         return value if all(items[key] is item for key, item in value.items()) else _with_items(value, items)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
-        parts = [map_tensors(item, function, own) for item in value]
+        parts = [map_tensors(item, function, own, other) for item in value]
         unchanged = all(part is item for part, item in zip(parts, value, strict=True))
         return value if unchanged else with_parts(value, parts)
     if is_dataclass_instance(value):
         before = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        after = [map_tensors(item, function, own) for item in before]
-        unchanged = all(one is other for one, other in zip(before, after, strict=True))
+        after = [map_tensors(item, function, own, other) for item in before]
+        unchanged = all(one is then for one, then in zip(before, after, strict=True))
         return value if unchanged else with_fields(value, after)
-    return value
+    return value if other is None else other(value)
 
 
 def _with_items(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

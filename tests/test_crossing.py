@@ -3,8 +3,12 @@
 import asyncio
 import gc
 import random
+import subprocess
+import sys
 import threading
+import types
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +17,13 @@ import pytest
 import torch
 from oracle import by_async_for, by_for
 
-from aioload import DataLoader, TensorDataset, error_context
+from aioload import DataLoader, FileDataset, TensorDataset, error_context, get_worker_info, sample_rng
 from aioload.copier import Copier
 from aioload.engine.crossing import Crossing
 from aioload.engine.handoff import Handoff
+from aioload.errors import NoSampleError
 from aioload.ring import Ring
-from aioload.testing import SimulatedDevice
+from aioload.testing import Reading, SimulatedDevice
 
 SAMPLES = [{"row": torch.full((5,), index), "index": index} for index in range(40)]
 
@@ -32,6 +37,7 @@ class Finished:
         self.result: Any = torch.full((3,), number)
         self.copied: Any = None
         self.context: Any = None
+        self.recipe = types.SimpleNamespace(context=None, batched=True)
         self.is_discarded = False
 
     def discard(self) -> None:
@@ -219,11 +225,20 @@ def test_how_many_are_on_the_device_can_be_read() -> None:
         assert loader.stats().device_batches == 0
 
 
-@pytest.mark.parametrize("call", ["copy", "copied", "record_event", "wait_event", "record_stream"])
+class Aside(SimulatedDevice):
+    """A device that can be told to refuse an event on a stream of the loader's."""
+
+    def record_event(self, stream: Any) -> Any:
+        if stream is not self.default_stream:
+            self._come("record_event aside")
+        return super().record_event(stream)
+
+
+@pytest.mark.parametrize("call", ["copy", "copied", "record_event aside", "wait_event", "record_stream"])
 @pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate, lambda samples: {**samples[0]}])
 def test_an_error_on_the_way_to_the_device_is_raised_for_its_batch_and_no_other(call: str, collate_fn: Any) -> None:
     samples = [{"row": torch.full((5,), index)} for index in range(40)]
-    with SimulatedDevice() as device:
+    with Aside() as device:
         loader: DataLoader[Any] = DataLoader(samples, 4, num_workers=2, collate_fn=collate_fn, device=device)
         ring = loader._runtime().ring
         ring.poison = 0xDB
@@ -254,7 +269,7 @@ def test_an_error_on_the_way_to_the_device_is_raised_for_its_batch_and_no_other(
 
 
 def test_without_threads_an_error_of_a_copy_says_where_it_was_too() -> None:
-    with SimulatedDevice() as device:
+    with SimulatedDevice(pace=random.Random(0)) as device:
         loader = DataLoader(SAMPLES, 4, num_workers=0, device=device)
         error = torch.OutOfMemoryError("there is none left")
         device.fail("copy", error, after=2)
@@ -397,5 +412,234 @@ def test_a_transform_cannot_make_what_cannot_be_guarded(make: Callable[[], Any])
         loader: DataLoader[Any] = DataLoader(
             SAMPLES, 4, num_workers=2, device=device, device_transform=lambda batch: [batch, make()]
         )
-        with loader, pytest.raises(TypeError, match="device_transform must return dense tensors, in containers"):
+        with loader, pytest.raises(TypeError, match="device_transform must return dense tensors, in lists"):
             next(iter(loader))
+
+
+def hidden(kind: str, x: torch.Tensor) -> Any:
+    kinds: dict[str, Callable[[], Any]] = {
+        "namespace": lambda: types.SimpleNamespace(deep=[x]),
+        "set": lambda: {x},
+        "iterator": lambda: iter([x]),
+        "generator": lambda: (each for each in [x]),
+        "own": lambda: Holder(x),
+    }
+    return kinds[kind]()
+
+
+class Holder:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+@pytest.mark.parametrize("kind", ["namespace", "set", "iterator", "generator", "own"])
+def test_a_transform_cannot_hide_tensors_from_the_allocator(kind: str) -> None:
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        loader: DataLoader[Any] = DataLoader(
+            SAMPLES, 4, num_workers=2, device=device, device_transform=lambda batch: [1, hidden(kind, batch["row"])]
+        )
+        with loader, pytest.raises(TypeError, match="lists, tuples, dicts, dataclasses and the like; got a "):
+            next(iter(loader))
+
+
+def test_what_a_transform_returns_beside_tensors_may_be_anything() -> None:
+    others = [Path("x"), {1, 2}, types.SimpleNamespace(x=1), object(), iter([]), torch.nn.Linear, range(3), None]
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        loader: DataLoader[Any] = DataLoader(
+            SAMPLES, 4, num_workers=2, device=device, device_transform=lambda batch: (batch["row"], *others)
+        )
+        with loader:
+            assert all(list(batch[1:]) == others for batch in loader)
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_a_device_that_is_behind_the_consumer_bounds_what_is_there(num_workers: int) -> None:
+    most = []
+    for num_batches in (40, 160):
+        device = SimulatedDevice(pace=random.Random(1))
+        loader: DataLoader[Any] = DataLoader(range(num_batches), 1, num_workers=num_workers, device=device)
+        readings, blocks = list[Reading](), 0
+        with loader:
+            for batch in loader:
+                readings.extend(device.read(batch) for _ in range(50))  # far more than it does meanwhile
+                del batch
+                blocks = max(blocks, device.num_blocks_in_use)
+        device.run()
+        assert [reading.value.item() for reading in readings[::50]] == list(range(num_batches))
+        most.append(blocks)
+    assert max(most) <= 4 + 2 + 2 + 1  # behind, ahead, being copied, being taken
+
+
+def test_without_threads_as_well() -> None:
+    device = SimulatedDevice(pace=random.Random(1))
+    readings = []
+    with DataLoader(range(160), 1, num_workers=0, device=device) as loader:
+        for batch in loader:
+            readings.append(device.read(batch))
+            del batch
+    assert device.max_copying <= 5
+    assert device.max_host_bytes <= 6 * 4096
+    device.run()
+    assert [reading.value.item() for reading in readings] == list(range(160))
+
+
+class OnDevice(torch.Tensor):
+    """Of a kind that is not brought together with others."""
+
+
+@pytest.mark.parametrize("transforms", [False, True])
+def test_what_is_on_the_device_already_is_waited_for_too(transforms: bool) -> None:
+    for seed in range(5):
+        device = SimulatedDevice(pace=random.Random(seed))
+        stream = device.new_stream()
+
+        def collate(samples: list[int], device: SimulatedDevice = device) -> Any:
+            return {"there": device.copy(torch.tensor(samples)).as_subclass(OnDevice), "number": samples[0]}
+
+        def transform(batch: Any, device: SimulatedDevice = device) -> Any:
+            return {**batch, "there": device.launch(lambda x: x * 1, batch["there"])}
+
+        loader: DataLoader[Any] = DataLoader(
+            range(200),
+            2,
+            num_workers=2,
+            device=device,
+            collate_fn=collate,
+            device_transform=transform if transforms else None,
+        )
+        readings = []
+        with loader, device.stream(stream):
+            for batch in loader:
+                readings.append((batch["number"], device.read(batch["there"])))
+                del batch
+        device.run()
+        assert all(reading.value.tolist() == [number, number + 1] for number, reading in readings)
+
+
+@pytest.mark.parametrize("num_workers", [0, 4])
+def test_a_transform_works_for_no_sample_and_in_no_worker(num_workers: int) -> None:
+    def transform(batch: Any) -> Any:
+        with pytest.raises(NoSampleError):
+            sample_rng()
+        assert get_worker_info() is None
+        return batch
+
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        for dataset in (SAMPLES, TensorDataset(torch.arange(40))):
+            loader: DataLoader[Any] = DataLoader(
+                dataset, 4, num_workers=num_workers, device=device, seed=0, device_transform=transform
+            )
+            with loader:
+                assert len(list(loader)) == 10
+
+
+def scaled(device: SimulatedDevice, batch: torch.Tensor, by: int) -> torch.Tensor:
+    return device.launch(lambda x: x * by, batch)
+
+
+def test_a_pass_that_begins_early_is_neither_transformed_nor_copied_before_it_is_asked_for() -> None:
+    scale = [1]
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        loader: DataLoader[Any] = DataLoader(
+            range(16),
+            2,
+            num_workers=2,
+            device=device,
+            persistent_workers=True,
+            device_transform=lambda batch: scaled(device, batch, scale[0]),
+        )
+        with loader:
+            for epoch in range(3):
+                scale[0] = 10**epoch
+                readings = [device.read(batch) for batch in loader]
+                assert device.num_copies == 8 * (epoch + 1)
+                device.run()
+                assert [reading.value.tolist() for reading in readings] == [
+                    [number * scale[0], (number + 1) * scale[0]] for number in range(0, 16, 2)
+                ]
+
+
+def test_only_batches_with_data_count_as_being_there() -> None:
+    class Failing:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> int:
+            raise ValueError(index)
+
+    with SimulatedDevice(pace=random.Random(0)) as device, DataLoader(Failing(), 4, num_workers=2, device=device) as it:
+        batches = iter(it)
+        for _ in range(5):
+            with pytest.raises(ValueError, match=r"^[0-9]+"):
+                next(batches)
+            assert it.stats().device_batches == 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("call", ["copy", "transform"])
+def test_without_batches_an_error_names_the_sample_and_its_path(num_workers: int, call: str, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"abc")
+
+    def transform(_: Any) -> Any:
+        raise error
+
+    with SimulatedDevice(pace=random.Random(0)) as device:
+        error = torch.OutOfMemoryError("there is none left")
+        if call == "copy":
+            device.fail("copy", error)
+        loader: DataLoader[Any] = DataLoader(
+            FileDataset([path], lambda data, index: torch.tensor([*data, index])),
+            batch_size=None,
+            num_workers=num_workers,
+            device=device,
+            device_transform=transform if call == "transform" else None,
+        )
+        with loader, pytest.raises(torch.OutOfMemoryError) as caught:
+            next(iter(loader))
+        assert caught.value is error
+        context = error_context(error)
+        assert context is not None
+        stage = "copy" if call == "copy" else "device_transform"
+        assert (context.stage, context.index, context.location) == (stage, 0, path)
+        error.__traceback__ = None
+
+
+def test_what_was_refused_keeps_nobody_alive() -> None:
+    class Model:
+        pass
+
+    def train(loader: DataLoader[Any]) -> Any:
+        model = Model()
+        for _ in loader:
+            pass
+        return weakref.ref(model)
+
+    for num_workers in (0, 2):
+        device = SimulatedDevice(pace=random.Random(0))
+        device.fail("host_memory", RuntimeError("none"))
+        loader: DataLoader[Any] = DataLoader(
+            range(8), 2, num_workers=num_workers, device=device, collate_fn=torch.tensor
+        )
+        with loader, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert train(loader)() is None
+        device.run()
+
+
+def test_a_device_that_hangs_does_not_hold_up_the_exit() -> None:
+    script = """
+import aioload
+from aioload.testing import SimulatedDevice
+
+loader = aioload.DataLoader(list(range(40)), 2, num_workers=2, device=SimulatedDevice())
+batches = iter(loader)
+next(batches), next(batches)
+import threading
+while not any(thread.name == "aioload-copies" for thread in threading.enumerate()):
+    pass
+loader.close()
+print("at the end")
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=45, check=True)
+    assert (run.stdout, run.stderr) == ("at the end\n", "")

@@ -4,19 +4,41 @@ It is not :class:`~aioload.device.AcceleratorBackend`, which would do: up to tor
 ``torch.Event`` keeps a core busy, as its ``blocking`` is ignored (https://github.com/pytorch/pytorch/pull/189017).
 """
 
+import contextlib
 import functools
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from aioload.device.backend import Event, Stream
+from aioload.device.backend import Stream
 from aioload.device.numa import cpus_near, on_cpus, pci_address
 from aioload.device.pinning import pinned_memory
 
 
+class CudaEvent:
+    """An event of torch's, asked with its own device as the current one.
+
+    A thread that has chosen no device has the first one, on which CUDA would set up its context, half a gigabyte, for
+    whatever is asked of it: once for each process of a machine with several.
+    """
+
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self.event, self._device = event, device
+
+    def query(self) -> bool:
+        """Return whether it has passed."""
+        with torch.cuda.device(self._device):
+            return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        """Return when it has passed."""
+        with torch.cuda.device(self._device):
+            self.event.synchronize()
+
+
 class CudaBackend:
-    """A CUDA device."""
+    """A CUDA device. Each method has it as the current one meanwhile; see :class:`CudaEvent`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -38,31 +60,36 @@ class CudaBackend:
         return cpus_near(pci_address(torch.cuda.get_device_properties(self.device)))
 
     def new_stream(self) -> Stream:
-        """Return a stream from torch's pool of them."""
+        """Return a stream from torch's pool of them, which are few: others may have the same."""
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def current_stream(self) -> Stream:
         """Return the calling thread's current stream on this device."""
         return torch.cuda.current_stream(self.device)
 
-    def stream(self, stream: Stream) -> AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
         """Make ``stream`` the calling thread's current one, until the end of ``with``."""
-        return torch.cuda.stream(stream)
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):
+            yield
 
     def copy(self, tensor: torch.Tensor, stream: Stream | None = None) -> torch.Tensor:
-        """Return a copy on the device, issued on ``stream``."""
-        with torch.cuda.stream(stream):  # which does nothing for None
-            return tensor.to(self.device, non_blocking=True)
+        """Return a copy on the device, issued on ``stream``; one from memory that is not page-locked is done."""
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):  # the second does nothing for None
+            # From other memory a device may be reading when an asynchronous copy returns, or not: CUDA leaves it open.
+            return tensor.to(self.device, non_blocking=tensor.is_pinned())
 
-    def record_event(self, stream: Stream) -> Event:
+    def record_event(self, stream: Stream) -> "CudaEvent":
         """Return an event behind all that is on ``stream``; waiting for it does not keep a core busy."""
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(stream)
-        return event
+        with torch.cuda.device(self.device):
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(stream)
+        return CudaEvent(event, self.device)
 
     def wait_event(self, stream: Stream, event: Any) -> None:
         """Have all that comes onto ``stream`` from now on wait for ``event``."""
-        stream.wait_event(event)
+        with torch.cuda.device(self.device):
+            stream.wait_event(event.event)
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Have the memory of ``tensor``, once free, wait for what is on ``stream`` by then."""

@@ -2,19 +2,28 @@
 
 A batch is handed over as soon as its copy has been issued; the consumer's stream waits for the rest. At most
 ``num_batches`` are handed over and not taken yet, and as many copies are under way, also those of batches that have
-been taken: so device memory, and slots that are still being read, are bounded however fast the consumer takes them.
+been taken; and none is begun while the device is several batches behind the consumer, whose memory it still needs then.
+So device memory, and slots that are still being read, are bounded however fast the consumer takes them.
 """
 
+import atexit
+import contextlib
+import functools
 import threading
+import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from aioload.copier import Copier
+from aioload.context import HERE, Stage
+from aioload.copier import MOST_BEHIND, Copier
 from aioload.device import Event
 from aioload.engine.batch import Batch
 from aioload.engine.handoff import Handoff
 from aioload.errors import ErrorContext, safe_to_raise, strip
+
+_EXIT_TIMEOUT_S = 1.0
 
 
 class Crossing:
@@ -25,16 +34,24 @@ class Crossing:
         copier: Moves them.
         call: Has the loop call a function soon. Any thread may call it.
         num_batches: Batches that may be there ahead of the consumer.
+        is_open: Whether there is a consumer; else all wait for :meth:`open`.
     """
 
     def __init__(
-        self, handoff: Handoff, copier: Copier, call: Callable[[Callable[[], None]], object], *, num_batches: int
+        self,
+        handoff: Handoff,
+        copier: Copier,
+        call: Callable[[Callable[[], None]], object],
+        *,
+        num_batches: int,
+        is_open: bool = True,
     ) -> None:
         self._handoff, self._copier, self._call, self._num_batches = handoff, copier, call, num_batches
         self._waiting: deque[Batch] = deque()
         self._events: deque[Event] = deque()  # of copies that were under way when we last looked
+        self._uses: deque[Event] = deque()  # each behind what the consumer issued with the batches before one
         self._is_watching = self._is_broken = False
-        self._closed = False
+        self._closed, self._is_open = False, is_open
 
     def __repr__(self) -> str:
         return f"<Crossing waiting={len(self._waiting)} copying={len(self._events)}>"
@@ -45,6 +62,16 @@ class Crossing:
         if self._closed:  # perhaps since a moment ago
             self.close()
         self._let_over()
+
+    @property
+    def num_there(self) -> int:
+        """Batches whose copies have been issued and that the consumer has not taken yet."""
+        return self._handoff.count(lambda batch: batch.copied is not None)
+
+    def open(self) -> None:
+        """Let batches over from now on. Any thread."""
+        self._is_open = True
+        self.resume()
 
     def resume(self) -> None:
         """Have the loop look again: the consumer has taken a batch, or is about to wait for one. Any thread."""
@@ -66,10 +93,12 @@ class Crossing:
         assert copied is not None
         stage = "copy"
         try:
+            self._uses.append(self._copier.mark())
             value = self._copier.receive(copied)
             if copied.is_partial:
                 stage = "device_transform"
-                value = self._copier.transform_here(value)
+                with _working_for(batch):
+                    value = self._copier.transform_here(value)
         except Exception as exc:
             _fail(batch, exc, stage)
             return None
@@ -91,13 +120,14 @@ class Crossing:
             return None
 
     def _has_room(self) -> bool:
-        if len(self._handoff) >= self._num_batches:  # taking one resumes
+        if not self._is_open or len(self._handoff) >= self._num_batches:  # taking one resumes
             return False
-        while self._events and _has_passed(self._events[0]):
-            self._events.popleft()
-        if len(self._events) < self._num_batches or self._is_broken:
-            return True
-        return not self._watch(self._events[0])
+        for events, most in ((self._events, self._num_batches), (self._uses, MOST_BEHIND)):
+            while events and _has_passed(events[0]):
+                events.popleft()
+            if len(events) >= most and not self._is_broken and self._watch(events[0]):
+                return False
+        return True
 
     def _watch(self, event: Event) -> bool:
         """Have the loop look again when ``event`` has passed; ``False`` if there is no thread to be had for that.
@@ -106,14 +136,15 @@ class Crossing:
         """
         if self._is_watching:
             return True
-        # No daemon: one that woke up while the interpreter ends would be killed within torch. Copies are soon done.
-        thread = threading.Thread(target=self._wait_for, args=(event,), name="aioload-copies", daemon=False)
+        thread = threading.Thread(target=self._wait_for, args=(event,), name="aioload-copies", daemon=True)
         self._is_watching = True
         try:
             thread.start()
         except RuntimeError:
             self._is_watching = False
             return False
+        _watching.add(thread)
+        _join_at_exit()
         return True
 
     def _wait_for(self, event: Event) -> None:
@@ -138,14 +169,47 @@ class Crossing:
                 copied = self._copier.copy_slot(slot, batch.layout, batch.columns, len(batch.indices))
             self._events.append(copied.event)
             stage = "device_transform"
-            batch.copied = self._copier.transform(copied)
+            with _working_for(batch):
+                batch.copied = self._copier.transform(copied)
         except BaseException as exc:
             _fail(batch, exc, stage)
         batch.result, batch.bundle, batch.columns = None, None, []
 
 
 def _fail(batch: Batch, exc: BaseException, stage: str) -> None:
-    batch.error, batch.context = safe_to_raise(strip(exc)), ErrorContext(list(batch.indices), None, stage)
+    recipe, indices = batch.recipe, list(batch.indices)
+    index, where = (indices, None) if recipe.batched else (indices[0], recipe.locate(indices[0]))
+    batch.error, batch.context = safe_to_raise(strip(exc)), ErrorContext(index, where, stage)
+
+
+@contextlib.contextmanager
+def _working_for(batch: Batch) -> Iterator[None]:
+    """Have what runs meanwhile work for a batch as a whole, in no worker."""
+    token = HERE.set([batch.recipe.context, None, Stage.BATCH, None, None])
+    try:
+        yield
+    finally:
+        HERE.reset(token)
+
+
+_watching: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+
+
+@functools.cache
+def _join_at_exit() -> None:
+    """Arrange it, once in a process and those forked from it."""
+    atexit.register(_join)
+
+
+def _join() -> None:
+    """Wait a little for threads that wait for copies, which are soon done, unless the device hangs.
+
+    A daemon thread that wakes up while the interpreter ends would be killed within torch.
+    """
+    deadline = time.monotonic() + _EXIT_TIMEOUT_S
+    for thread in list(_watching):
+        if thread.is_alive():  # which after a fork it is not
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _has_passed(event: Event) -> bool:

@@ -70,7 +70,12 @@ class Delivery:
     @property
     def num_on_device(self) -> int:
         """Batches whose copies have been issued and that the consumer has not taken yet."""
-        return 0 if self._crossing is None else len(self._handoff)
+        return 0 if self._crossing is None else self._crossing.num_there
+
+    def open(self) -> None:
+        """Let batches over to the device, where the run has begun ahead of its consumer. Any thread; never waits."""
+        if self._crossing is not None:
+            self._crossing.open()
 
     def resume(self) -> None:
         """Go on with what had to wait for the consumer to take a batch. Any thread; never waits."""

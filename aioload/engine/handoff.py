@@ -29,6 +29,10 @@ class Handoff:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def count(self, condition: Callable[[Batch], bool]) -> int:
+        """Return how many of the batches fulfil a condition."""
+        return sum(map(condition, self._batches.copy()))  # other threads may put and take meanwhile
+
     def put(self, batch: Batch) -> None:
         """Hand a batch over and wake up whoever sleeps.
 

@@ -320,7 +320,8 @@ class InlineRun:
 
         settings = self._settings
         leave_sample()
-        with self._noting(list(indices) if settings.batched else indices[0], "collate"):
+        whose = list(indices) if settings.batched else indices[0]
+        with self._noting(whose, "collate"):
             if settings.batched:
                 result = collate_samples(settings.collate_fn, samples, describe)
             else:
@@ -328,9 +329,9 @@ class InlineRun:
             if settings.pin:
                 result = pin_memory(result)  # type: ignore[no-untyped-call]
         if self._copier is not None:
-            with self._noting(list(indices), "copy"):
+            with self._noting(whose, "copy"):
                 result = self._copier.move(result)
-            with self._noting(list(indices), "device_transform"):
+            with self._noting(whose, "device_transform"):
                 result = self._copier.transform_here(result)
             self._copier.ring.warn_if_not_pinned(stacklevel=6)
         self.delivered += 1

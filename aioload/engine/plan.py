@@ -68,6 +68,7 @@ class Plan:
         mine, others = self.settings, other.settings
         same = self.index_sampler is other.index_sampler and self.generator is other.generator
         same = same and mine.collate_fn is others.collate_fn and mine.by_rows == others.by_rows
+        same = same and mine.num_device_batches == others.num_device_batches
         same = same and mine.tolerance == others.tolerance and mine.read_policy == others.read_policy
         return same and mine.in_order == others.in_order and mine.max_batches == others.max_batches
 

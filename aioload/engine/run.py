@@ -72,7 +72,13 @@ class Run:
         self._in_order = settings.in_order or source.kind is Kind.TAKE  # all rows take equally long
         crossing = None
         if copier is not None:
-            crossing = Crossing(self._handoff, copier, crew.portal.call, num_batches=settings.num_device_batches)
+            crossing = Crossing(
+                self._handoff,
+                copier,
+                crew.portal.call,
+                num_batches=settings.num_device_batches,
+                is_open=is_wanted,  # a pass that may yet be dropped takes no device memory, nor is anything done to it
+            )
         self._delivery = Delivery(self._handoff, crossing, in_order=self._in_order)
         self._open: dict[int, Batch] = {}
         self._budget = budget
@@ -156,6 +162,8 @@ class Run:
             self._window.grant(max_batches, is_wanted=is_wanted)
             self._refill()
         self._window.release()
+        if is_wanted:
+            self._delivery.open()
 
     def next(self) -> Any:
         """Return the next batch, sleeping until it is there; :attr:`Answer.OVER` at the end."""
