@@ -153,6 +153,25 @@ def check_iterable_workers(iterable_workers: int, dataset: Any) -> None:
         raise ArgumentError(message)
 
 
+def check_device_transform(device_transform: Any, device: Any) -> None:
+    """Refuse a transform that cannot be called, or that has no device to run on.
+
+    Raises:
+        ArgumentError: It is no function, or batches stay on the CPU.
+    """
+    if device_transform is None:
+        return
+    if not callable(device_transform):
+        message = f"device_transform must be a function of a batch that returns one; got {device_transform!r}."
+        raise ArgumentError(message)
+    if isinstance(device, torch.device) and device.type == "cpu":
+        message = (
+            f"device_transform={device_transform!r} needs a device other than the CPU, such as device='cuda'. "
+            "On the CPU, use the dataset's transform or collate_fn."
+        )
+        raise ArgumentError(message)
+
+
 def loader_seed(seed: Any, generator: torch.Generator | None) -> int | None:
     """Return the seed of a loader, ``None`` for none.
 

@@ -1,19 +1,20 @@
-"""Copier: a finished batch to a device, on a stream of its own. The only file that knows CUDA.
+"""Copier: a finished batch to a device, on a stream of its own.
 
 A batch in a slot takes one copy whatever its structure: the used part of the arena goes over as bytes, and the
 leaves are views of it there. The host never waits: the consumer's stream waits for the batch's event, the
-slot goes back to the ring once that event has passed, and the device allocator is told of the consumer's stream.
+slot goes back to the ring once that event has passed, and the device's allocator is told of the consumer's stream.
 """
 
+import copy
 import dataclasses
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from aioload.errors import ArgumentError
+from aioload.device import DeviceBackend, Event, Stream
 from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Ring, Slot
@@ -22,130 +23,132 @@ from aioload.structure import is_dataclass_instance, with_fields, with_items, wi
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A batch whose copy has been issued: its value on the device, and the event of the copy."""
+    """A batch whose copy has been issued.
 
-    value: Any
-    event: Any
-
-
-class Copier(Protocol):
-    """Moves batches to a device."""
-
-    def copy_slot(self, slot: Slot, layout: Layout, columns: Sequence[Column], num_rows: int) -> Copied:
-        """Issue one copy of all that ``slot`` holds. Takes over the slot. On the loop thread only."""
-        ...
-
-    def copy(self, value: Any) -> Copied:
-        """Issue the copies of a batch that is in no slot. On the loop thread only."""
-        ...
-
-    def receive(self, copied: Copied) -> Any:
-        """Return the batch and make the consumer's current stream wait for its copy. In the consumer's thread."""
-        ...
-
-    def move(self, value: Any) -> Any:
-        """Return ``value`` with its tensors on the device, copied on the caller's current stream."""
-        ...
-
-
-class CudaCopier:
-    """Copies to one CUDA device on a side stream, which is made on first use.
-
-    Args:
-        device: A CUDA device.
-        ring: Where slots go back to when their copy is done.
+    Attributes:
+        value: The batch on the device.
+        event: Passes when it is there.
+        pieces: The device memory it takes, of which others are views.
+        is_partial: Whether there is something in ``value`` that is left for :meth:`Copier.receive` to move, and so all
+            of it for :meth:`Copier.transform_here`.
     """
 
-    def __init__(self, device: torch.device, ring: Ring) -> None:
-        self._device, self._ring = device, ring
-        self._stream: torch.Stream | None = None
-        self._in_flight: deque[tuple[Any, Slot]] = deque()
+    value: Any
+    event: Event
+    pieces: Sequence[torch.Tensor]
+    is_partial: bool
+
+
+class Copier:
+    """Moves batches to one device, those that are loaded ahead on a side stream, which is made on first use.
+
+    Args:
+        backend: The device.
+        ring: Where slots go back to when their copy is done.
+        transform: What is done to each batch on the device, ``None`` for nothing.
+    """
+
+    def __init__(self, backend: DeviceBackend, ring: Ring, transform: Callable[[Any], Any] | None = None) -> None:
+        self._backend, self._ring, self._transform = backend, ring, transform
+        self._stream: Stream | None = None
 
     def copy_slot(self, slot: Slot, layout: Layout, columns: Sequence[Column], num_rows: int) -> Copied:
-        """Issue one copy of all that ``slot`` holds."""
-        self._reclaim()
-        host = slot.tensor(layout.offsets(num_rows)[1])
-        stream = self._side_stream()
-        with torch.cuda.stream(stream):  # type: ignore[arg-type]  # torch's stubs know only torch.cuda.Stream
-            arena = host.to(self._device, non_blocking=True)
-            event = stream.record_event()
+        """Issue one copy of all that ``slot`` holds. Takes over the slot, also where this raises. Any thread."""
+        try:
+            stream = self._side_stream()
+        except BaseException:
+            self._ring.release(slot)
+            raise
+        try:
+            arena = self._backend.copy(slot.tensor(layout.offsets(num_rows)[1]), stream)
+        finally:  # what failed may have issued a copy all the same
+            event = self._release_behind(slot, stream)
 
         def view(dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
             return arena[offset : offset + count * dtype.itemsize].view(dtype)
 
-        self._in_flight.append((event, slot))
-        tensors = layout.tensors(columns, num_rows, view, self._device)
-        return Copied(layout.batch(tensors), event)
+        value = layout.batch(layout.tensors(columns, num_rows, view, self._backend.device))
+        return Copied(value, event, (arena,), _moves_itself(value))
 
     def copy(self, value: Any) -> Copied:
-        """Issue the copies of a batch that is in no slot. Some are left for :meth:`receive`."""
+        """Issue the copies of a batch that is in no slot. Some are left for :meth:`receive`. Any thread."""
+        stream, pieces = self._side_stream(), list[torch.Tensor]()
+        is_partial = False
+
+        def copy_ahead(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal is_partial
+            if not _is_one_piece(tensor):
+                is_partial = True
+                return tensor
+            pieces.append(self._backend.copy(tensor, stream))
+            return pieces[-1]
+
+        moved = map_tensors(value, copy_ahead)
+        event = self._backend.record_event(stream)
+        return Copied(moved, event, pieces, is_partial or _moves_itself(moved))
+
+    def transform(self, copied: Copied) -> Copied:
+        """Return the batch transformed, on the side stream, unless some of it is to be moved later. Any thread.
+
+        Raises:
+            TypeError: The transform returned something whose memory cannot be told from others' use of it.
+        """
+        if self._transform is None or copied.is_partial:
+            return copied
         stream = self._side_stream()
-        with torch.cuda.stream(stream):  # type: ignore[arg-type]
-            moved = map_tensors(value, self._to_device)
-            return Copied(moved, stream.record_event())
+        with self._backend.stream(stream):
+            value = self._transform(copied.value)
+        return Copied(
+            value, self._backend.record_event(stream), _pieces_of(value, self._backend.device), is_partial=False
+        )
 
     def receive(self, copied: Copied) -> Any:
         """Return the batch; the consumer's current stream waits for it, and the allocator remembers that stream.
 
-        What is no single piece of memory (sparse tensors, objects that move themselves) is moved here: what it
-        would take on the side stream could not be marked, and so might be used again too early.
+        In the consumer's thread. What is no single piece of memory (sparse tensors, objects that move themselves) is
+        moved here: what it would take on the side stream could not be marked, and so might be used again too early.
         """
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(copied.event)
+        backend = self._backend
+        current = backend.current_stream()
+        backend.wait_event(current, copied.event)
+        for piece in copied.pieces:
+            backend.record_stream(piece, current)
+        if not copied.is_partial:
+            return copied.value
 
-        def take(tensor: torch.Tensor) -> torch.Tensor:
-            if not _is_one_piece(tensor):
-                return tensor.to(self._device)
-            tensor.record_stream(current)
-            return tensor
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if _is_one_piece(tensor) else tensor.to(backend.device)
 
-        return map_tensors(copied.value, take, self._move_itself)
+        return map_tensors(copied.value, move, self._move_itself)
 
     def move(self, value: Any) -> Any:
         """Return ``value`` with its tensors on the device, copied on the caller's current stream."""
-        return map_tensors(value, lambda tensor: tensor.to(self._device, non_blocking=True), self._move_itself)
 
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True) if _is_one_piece(tensor) else tensor
+        def copy_now(tensor: torch.Tensor) -> torch.Tensor:
+            return self._backend.copy(tensor) if _is_one_piece(tensor) else tensor.to(self._backend.device)
+
+        return map_tensors(value, copy_now, self._move_itself)
+
+    def transform_here(self, value: Any) -> Any:
+        """Return a batch that is on the device transformed, on the caller's current stream."""
+        return value if self._transform is None else self._transform(value)
 
     def _move_itself(self, value: Any) -> Any:
-        return value.to(self._device)
+        return value.to(self._backend.device)
 
-    def _side_stream(self) -> torch.Stream:
+    def _side_stream(self) -> Stream:
         if self._stream is None:
-            self._stream = torch.Stream(self._device)
+            self._stream = self._backend.new_stream()
         return self._stream
 
-    def _reclaim(self) -> None:
-        while self._in_flight and self._in_flight[0][0].query():
-            self._ring.release(self._in_flight.popleft()[1])
-
-
-def resolve_device(device: Any) -> torch.device:
-    """Return the device that batches are to arrive on.
-
-    Raises:
-        ArgumentError: It is no device, or one that this machine does not have.
-        NotImplementedError: A kind of device that is not supported.
-    """
-    try:
-        resolved = torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as exc:
-        message = f"device needs 'cpu', 'cuda', 'cuda:N' or a torch.device; got {device!r}."
-        raise ArgumentError(message) from exc
-    if resolved.type == "cpu":
-        return resolved
-    if resolved.type != "cuda":
-        message = f"device={device!r}: only cpu and cuda devices are supported so far."
-        raise NotImplementedError(message)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (resolved.index or 0) >= count:
-        message = (
-            f"device={device!r} needs a CUDA device of that number, but torch {torch.__version__} sees {count}. "
-            "Use device='cpu', or a torch build and driver that see the GPU."
-        )
-        raise ArgumentError(message)
-    return resolved if resolved.index is not None else torch.device("cuda", torch.cuda.current_device())
+    def _release_behind(self, slot: Slot, stream: Stream) -> Event:
+        try:
+            event = self._backend.record_event(stream)
+        except BaseException:
+            self._ring.drop(slot)  # nobody can tell when a copy from it is done
+            raise
+        self._ring.release_behind(slot, event)
+        return event
 
 
 def map_tensors(
@@ -164,7 +167,7 @@ def map_tensors(
         return value if own is None else own(value)
     if isinstance(value, Mapping):
         items = {key: map_tensors(item, function, own) for key, item in value.items()}
-        return value if all(items[key] is item for key, item in value.items()) else with_items(value, items)
+        return value if all(items[key] is item for key, item in value.items()) else _with_items(value, items)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
         parts = [map_tensors(item, function, own) for item in value]
         unchanged = all(part is item for part, item in zip(parts, value, strict=True))
@@ -177,5 +180,48 @@ def map_tensors(
     return value
 
 
+def _with_items(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if not isinstance(original, Counter):
+        return with_items(original, items)
+    clone = copy.copy(original)
+    dict.update(clone, items)  # its own would add them to what is there
+    return clone
+
+
 def _is_one_piece(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _moves_itself(value: Any) -> bool:
+    """Whether there is an object in ``value`` that is to hear of the device itself."""
+    found = []
+
+    def note(own: Any) -> Any:
+        found.append(own)
+        return own
+
+    map_tensors(value, lambda tensor: tensor, note)
+    return bool(found)
+
+
+def _pieces_of(value: Any, device: torch.device) -> list[torch.Tensor]:
+    """Return the tensors on the device in what a transform has returned."""
+    pieces: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if not _is_one_piece(tensor):
+            refuse(tensor)
+        if tensor.device == device:
+            pieces.append(tensor)
+        return tensor
+
+    def refuse(other: Any) -> Any:
+        what = f"a {other.layout} tensor" if isinstance(other, torch.Tensor) else f"a {type(other).__name__}"
+        message = (
+            f"device_transform must return dense tensors, in containers of any kind; got {what}, whose memory the "
+            "allocator cannot be told about. Make it of them in the loop."
+        )
+        raise TypeError(message)
+
+    map_tensors(value, note, refuse)
+    return pieces

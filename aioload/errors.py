@@ -22,7 +22,7 @@ class ErrorContext(NamedTuple):
             (``collate_fn``, ``__getitems__``); ``None`` when no sample was involved (sampler).
         location: The path or URL of the sample, or ``None`` when the dataset has no ``location``.
         stage: ``"read"``, ``"decode"``, ``"fetch"`` (``__getitem__`` and its kin), ``"collate"``,
-            ``"copy"``, ``"sampler"`` or ``"worker_init_fn"``.
+            ``"copy"``, ``"device_transform"``, ``"sampler"`` or ``"worker_init_fn"``.
     """
 
     index: Any

@@ -10,6 +10,7 @@ import torch
 import torch.utils.data as torch_data
 
 from aioload.arguments import (
+    check_device_transform,
     check_iterable_workers,
     check_on_error,
     check_prefetch_factor,
@@ -22,7 +23,7 @@ from aioload.arguments import (
     whole_number,
 )
 from aioload.cache import Cache
-from aioload.copier import resolve_device
+from aioload.device import resolve_device
 from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
 from aioload.engine.passes import Pass
@@ -41,7 +42,7 @@ from aioload.types import MapDataset, StagedDataset
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED = frozenset({"cache", "device", "iterable_workers", "reader", "seed"})
+_FIXED = frozenset({"cache", "device", "device_transform", "iterable_workers", "reader", "seed"})
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
@@ -79,7 +80,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         pin_memory_device: Kept and without effect, as in torch, with a warning; the current accelerator is used.
         in_order: Whether batches come in the sampler's order; ``False`` yields each when it is ready.
         device: Where batches arrive. For a CUDA device the copy runs on a stream of the loader's own, and the
-            stream that is current at ``next()`` waits for it, not the host.
+            stream that is current at ``next()`` waits for it, not the host. ``"cuda"`` is the current device, or in a
+            process that has chosen none and has a ``LOCAL_RANK``, as torchrun sets it, that one. For tests, a
+            :class:`~aioload.testing.SimulatedDevice`, or what :class:`~aioload.device.DeviceBackend` says.
         seed: Fixes the order of ``shuffle=True``, which is then that of a :class:`~aioload.samplers.ShuffleSampler`,
             and what :func:`~aioload.randomness.sample_rng` gives, from 0 to 2**64 - 1. Without it both follow from
             torch's generators, as in torch.
@@ -109,6 +112,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
             again: a :class:`~aioload.cache.DiskCache`, a :class:`~aioload.cache.MemoryCache`, or what
             :class:`~aioload.cache.Cache` says. ``decode`` then gets ``bytes``, whatever the reader returns. Several
             loaders may share one; the loader does not close or clear it.
+        device_transform: Called with each batch on the ``device``, and returns what is handed out, dense tensors in
+            containers of any kind: for what the device does best, such as normalising images. It runs on the loader's
+            thread, ahead of you, with the stream of the copies current, and must not wait for the device. (In your
+            thread and stream where ``num_workers=0``, or where sparse tensors or objects with a ``to`` are in it.)
+        num_device_batches: Batches that a pass may have on the ``device`` before you ask for them, and copies to it
+            that may be under way. Further ones wait in the host's memory. Without ``device`` or with ``num_workers=0``,
+            which loads nothing ahead, it has no effect.
         prefetch_bytes: How many bytes may be in flight, from the read to the hand-over of the batch; by default a
             quarter of the memory that is available when a pass begins, limits of control groups included.
 
@@ -146,6 +156,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         read: ReadPolicy | None = None,
         reader: Reader | None = None,
         cache: Cache | None = None,
+        device_transform: Callable[[Any], Any] | None = None,
+        num_device_batches: int = 2,
         prefetch_bytes: int | None = None,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
@@ -153,6 +165,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         check_prefetch_factor(prefetch_factor, num_workers)
         num_concurrent_reads = reads_number(num_concurrent_reads)
         iterable_workers = whole_number("iterable_workers", iterable_workers, 1)
+        num_device_batches = whole_number("num_device_batches", num_device_batches, 1)
         check_iterable_workers(iterable_workers, dataset)
         check_on_error(on_error, max_errors, dataset)
         is_batched = batch_size is not None or batch_sampler is not None
@@ -188,7 +201,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         )
         if multiprocessing_context is not None:
             say_once_that_there_are_no_processes()
-        self.device = resolve_device(device)
+        self.device, self.num_device_batches = resolve_device(device), num_device_batches
+        self.device_transform = device_transform
+        check_device_transform(device_transform, self.device)
         self.num_concurrent_reads: int | Literal["auto"] = num_concurrent_reads
         self.prefetch_bytes = prefetch_bytes
         self.seed, self.iterable_workers = seed, iterable_workers
@@ -209,8 +224,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Set an attribute, unless it is one that passes, or saved states, depend on.
 
         Raises:
-            ValueError: As torch's DataLoader, and for ``device``, ``seed``, ``iterable_workers``, ``reader`` and
-                ``cache``.
+            ValueError: As torch's DataLoader, and for ``device``, ``device_transform``, ``seed``, ``iterable_workers``,
+                ``reader`` and ``cache``.
         """
         if name in _FIXED and self.__dict__.get("_is_fixed", False):
             message = f"{name} attribute should not be set after {type(self).__name__} is initialized"

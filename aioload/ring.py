@@ -4,12 +4,14 @@ A slot is one flat, aligned byte arena. Its states::
 
       acquire            seal              lend              last view collected
  FREE --------> FILLING ------> READY ----------> LENT ------------------------> FREE
-                   |              |
-                   +--------------+--- release (failed, cancelled, or copied to a device) ---> FREE
+                   |              |  release_behind           the event has passed
+                   |              +-------------> COPYING ---------------------> FREE
+                   +--------------+--- release (failed, cancelled) ------------> FREE
 
 Whoever acquired a slot owns it until it is lent or released. Lending hands the memory to the consumer: the ring
 learns from the garbage collector when the last tensor, array or export over it is gone, and writes to it no
-sooner. When every slot is lent the ring grows; it never waits.
+sooner. Of a slot that a device still reads, it has an event, and looks whether that has passed when it needs a slot.
+When every slot is in use the ring grows; it never waits.
 """
 
 import enum
@@ -19,7 +21,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +36,17 @@ _TIMES_TOO_LARGE, _SMALL_BYTES = 4, 1 << 20
 View: TypeAlias = Callable[[torch.dtype, int, int], torch.Tensor]
 """Gives a flat tensor of a dtype and a number of items at a byte offset of a slot, or of its device copy."""
 
+NewMemory: TypeAlias = Callable[[int], torch.Tensor]
+"""Gives uint8 memory of a number of bytes, aligned to :data:`~aioload.layout.ALIGNMENT`."""
+
+
+class Passing(Protocol):
+    """An event of a device's; see :class:`~aioload.device.Event`."""
+
+    def query(self) -> bool:
+        """Return whether it has passed. Never waits."""
+        ...
+
 
 class SlotState(enum.Enum):
     """Who may touch a slot's bytes."""
@@ -42,6 +55,7 @@ class SlotState(enum.Enum):
     FILLING = "filling"  # the threads that write rows
     READY = "ready"  # the engine, which only reads
     LENT = "lent"  # the consumer
+    COPYING = "copying"  # a device, which reads
     DROPPED = "dropped"  # nobody, for ever: the ring let it go
 
 
@@ -50,10 +64,9 @@ class Slot:
 
     __slots__ = ("_memory", "_watch", "arena", "state")
 
-    def __init__(self, num_bytes: int, *, pinned: bool) -> None:
-        if pinned:
-            # Page-locked memory starts on a page.
-            self._memory: Any = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    def __init__(self, num_bytes: int, new_memory: NewMemory | None) -> None:
+        if new_memory is not None:
+            self._memory: Any = new_memory(num_bytes)
             self.arena = self._memory.numpy()
         else:
             self._memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
@@ -66,7 +79,7 @@ class Slot:
         return f"<Slot {self.state.value} {self.arena.nbytes} bytes at {self.arena.ctypes.data:#x}>"
 
     def tensor(self, num_bytes: int) -> torch.Tensor:
-        """Return the first ``num_bytes`` as a uint8 tensor (page-locked where the slot is): borrowed, not lent."""
+        """Return the first ``num_bytes`` as a uint8 tensor (page-locked if the slot is): borrowed, not lent."""
         if isinstance(self._memory, torch.Tensor):
             return self._memory[:num_bytes]
         return torch.from_numpy(self.arena[:num_bytes])
@@ -93,7 +106,8 @@ class Ring:
     """A growing set of slots. Any thread may call any method.
 
     Args:
-        pinned: Whether slots are page-locked memory, which device copies need to run beside the host.
+        new_memory: Gives slots their memory, page-locked, which device copies need to run beside the host; ``None``
+            for any. If it raises, any will do, and one warning says so.
         reuse: Whether a slot that was lent comes back. Without it every batch has memory of its own from torch's
             allocator, which alone knows when copies that the consumer issued from page-locked memory are done.
         max_free: Slots kept when free; more are given back to the allocator.
@@ -105,14 +119,14 @@ class Ring:
     def __init__(
         self,
         *,
-        pinned: bool = False,
+        new_memory: NewMemory | None = None,
         reuse: bool = True,
         max_free: int = 8,
         warn_held: int = 64,
         warn_held_bytes: int = 64 << 20,
         poison: int | None = None,
     ) -> None:
-        self.pinned, self.reuse = pinned, reuse
+        self.new_memory, self.reuse = new_memory, reuse
         self.max_free, self.poison = max_free, poison
         self.warn_held, self.warn_held_bytes = warn_held, warn_held_bytes
         self.max_held_seen = 0
@@ -125,15 +139,22 @@ class Ring:
         # Slots whose last view is gone. A collector may report one while this very thread holds the lock, so
         # reports are only appended here (which needs no lock) and taken in at the next acquire.
         self._returned: deque[Slot] = deque()
-        self._warned = False
+        self._copying: deque[tuple[Slot, Passing]] = deque()  # in the order of their events
+        self._warned = self._warned_of_refusal = False
+        self._refusal: str | None = None  # why there was no page-locked memory for a slot
 
     def __repr__(self) -> str:
-        return f"<Ring free={len(self._free)} lent={self.num_lent} pinned={self.pinned}>"
+        return f"<Ring free={len(self._free)} lent={self.num_lent} copying={self.num_copying}>"
 
     @property
     def num_lent(self) -> int:
         """Slots that the consumer can still see."""
         return len(self._lent) - len(self._returned)
+
+    @property
+    def num_copying(self) -> int:
+        """Slots that a device was still reading when the ring last looked."""
+        return len(self._copying)
 
     def acquire(self, num_bytes: int) -> Slot:
         """Return a slot of at least ``num_bytes``, FREE -> FILLING; the caller owns it. Never waits."""
@@ -147,7 +168,7 @@ class Ring:
                 self._take(slot)
                 slot.state = SlotState.FILLING
                 return slot
-        slot = Slot(max(_MIN_SLOT_BYTES, num_bytes), pinned=self.pinned)
+        slot = self._new_slot(max(_MIN_SLOT_BYTES, num_bytes))
         slot.state = SlotState.FILLING
         return slot
 
@@ -156,6 +177,18 @@ class Ring:
         assert slot.state in (SlotState.FILLING, SlotState.READY), slot
         with self._lock:
             self._put_back(slot)
+
+    def release_behind(self, slot: Slot, event: Passing) -> None:
+        """READY -> COPYING: as :meth:`release`, when ``event`` has passed; no sooner than the event given before it."""
+        assert slot.state is SlotState.READY, slot
+        slot.state = SlotState.COPYING
+        with self._lock:
+            self._copying.append((slot, event))
+
+    def drop(self, slot: Slot) -> None:
+        """READY -> DROPPED: let the slot's memory go to where it came from; something may still be reading it."""
+        assert slot.state is SlotState.READY, slot
+        slot.state = SlotState.DROPPED
 
     def lend(self, slot: Slot) -> View:
         """READY -> LENT: return a function that gives out tensors over the arena, for the consumer.
@@ -177,12 +210,24 @@ class Ring:
 
     def trim(self, max_bytes: int) -> None:
         """Keep no more than ``max_bytes`` of memory that nobody uses."""
-        if self._free_bytes <= max_bytes and not self._returned:
+        if self._free_bytes <= max_bytes and not self._returned and not self._copying:
             return
         with self._lock:
             self._take_in()
             while self._free_bytes > max_bytes:
                 self._drop_smallest()
+
+    def warn_if_not_pinned(self) -> None:
+        """Warn, once, when slots have memory that is not page-locked although it should be."""
+        if self._refusal is None or self._warned_of_refusal:
+            return
+        self._warned_of_refusal = True
+        warnings.warn(
+            f"There was no page-locked memory for a batch, so that copies of it to a device hold up the loader: "
+            f"{self._refusal}. Smaller batches, or fewer ahead (prefetch_factor, prefetch_bytes), need less.",
+            RuntimeWarning,
+            stacklevel=5,  # the line of the loop
+        )
 
     def warn_if_held(self) -> None:
         """Warn, once, when the consumer holds so many batches that memory grows with them."""
@@ -202,13 +247,35 @@ class Ring:
             stacklevel=5,  # the line of the loop
         )
 
+    def _new_slot(self, num_bytes: int) -> Slot:
+        try:
+            return Slot(num_bytes, self.new_memory)
+        except Exception as exc:  # torch has several for this
+            if self.new_memory is None:
+                raise
+            self._refusal = repr(exc)
+        return Slot(num_bytes, None)
+
     def _take_in(self) -> None:
+        self._take_in_copied()
         while self._returned:
             slot = self._returned.popleft()
             self._lent.discard(slot)
             self._lent_bytes -= slot.arena.nbytes
             slot._watch = None  # noqa: SLF001
             self._put_back(slot)
+
+    def _take_in_copied(self) -> None:
+        while self._copying:
+            slot, event = self._copying[0]
+            try:
+                if not event.query():
+                    return
+            except Exception:  # the device is broken: the next copy will say so, and nobody that this one is done
+                slot.state = SlotState.DROPPED
+            self._copying.popleft()
+            if slot.state is SlotState.COPYING:
+                self._put_back(slot)
 
     def _put_back(self, slot: Slot) -> None:
         if self.poison is not None:

@@ -30,6 +30,8 @@ class LoaderStats:
             would only contend for the interpreter. 0 between passes.
         decode_limit: Of the ``num_workers`` threads, those it lets be awake at present, for the same reason.
         batches_limit: Batches it lets be ahead of the consumer at present.
+        device_batches: Batches that are on the device at this moment, or on their way there, and that the consumer has
+            not asked for yet: at most ``num_device_batches`` for each pass.
         bytes_in_flight: Bytes at this moment that have been read and not decoded yet, or decoded and not collated yet,
             and of batches begun or finished that the consumer has not had; of all passes that go on.
         peak_bytes_in_flight: The most there have been. See ``prefetch_bytes``.
@@ -53,6 +55,7 @@ class LoaderStats:
     reads_limit: int = 0
     decode_limit: int = 0
     batches_limit: int = 0
+    device_batches: int = 0
     bytes_in_flight: int = 0
     peak_bytes_in_flight: int = 0
     errors: int = 0

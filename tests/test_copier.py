@@ -2,6 +2,8 @@
 
 import collections
 import itertools
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +12,17 @@ import pytest
 import torch
 import torch.utils.data
 from oracle import assert_same
+from rigs import ON_CUDA, RIGS, Simulated
 from structures import STRUCTURES, FixedMapping, FixedSequence, MyDict, OpenMapping, OpenSequence, Pair, grid, nested
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from aioload import DataLoader, TensorDataset
-from aioload.copier import CudaCopier, map_tensors, resolve_device
+from aioload.copier import Copier, map_tensors
+from aioload.device import CudaBackend, resolve_device
 from aioload.errors import ArgumentError
 from aioload.layout import Layout
 from aioload.ring import Ring, SlotState
+from aioload.testing import SimulatedDevice
 
 POISON = 0xDB
 
@@ -31,28 +36,17 @@ class Record:
 class Own:
     """A batch of the user's that can move itself, and wants to hear of the device alone."""
 
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
+    def __init__(self, x: torch.Tensor, told: Sequence[Any] = ()) -> None:
+        self.x, self.told = x, list(told)
 
     def to(self, device: Any) -> "Own":
-        return Own(self.x.to(device))
+        return Own(self.x.to(device), [*self.told, device])
 
 
-@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu"), "cpu:0"])
-def test_the_cpu_needs_no_more_than_its_name(device: Any) -> None:
-    assert resolve_device(device).type == "cpu"
-
-
-@pytest.mark.parametrize("device", ["nonsense", "cuda:x", 2.5, object(), "cpu:-2", ["cpu"]])
-def test_what_is_no_device_is_an_error_that_says_what_is(device: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"device needs 'cpu', 'cuda', 'cuda:N' or a torch\.device; got "):
-        resolve_device(device)
-
-
-@pytest.mark.parametrize("device", ["meta", torch.device("mps"), "xpu:0"])
-def test_other_devices_are_not_supported(device: Any) -> None:
-    with pytest.raises(NotImplementedError, match="only cpu and cuda devices"):
-        resolve_device(device)
+def cuda(function: Any) -> Any:
+    for mark in ON_CUDA:
+        function = mark(function)
+    return function
 
 
 CONTAINERS: dict[str, Any] = {
@@ -61,6 +55,7 @@ CONTAINERS: dict[str, Any] = {
     "named tuple": lambda x: Pair(x, None),
     "dict": lambda x: {"x": x, 1: b"s"},
     "OrderedDict": lambda x: collections.OrderedDict(x=x),
+    "Counter": lambda x: collections.Counter({"x": x}),
     "defaultdict": lambda x: collections.defaultdict(int, x=x),
     "dict subclass": lambda x: MyDict({"x": x}, origin="here"),
     "mapping": lambda x: FixedMapping({"x": x}),
@@ -105,22 +100,28 @@ def test_objects_that_move_themselves_are_not_looked_into() -> None:
 
 def test_all_of_a_batch_is_moved() -> None:
     batch = {"x": torch.ones(2), "sparse": torch.eye(2).to_sparse(), "own": [Own(torch.ones(2))], "s": "s"}
-    moved = CudaCopier(torch.device("meta"), Ring()).move(batch)
+    moved = Copier(CudaBackend(torch.device("meta")), Ring()).move(batch)
     assert moved["x"].device.type == moved["sparse"].device.type == moved["own"][0].x.device.type == "meta"
     assert moved["s"] == "s"
 
 
-on_cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+@pytest.fixture(params=RIGS)
+def rig(request: pytest.FixtureRequest) -> Any:
+    return request.param(random.Random(1))
 
 
-def cuda(function: Any) -> Any:
-    for mark in on_cuda:
-        function = mark(function)
-    return function
+def loader_on(rig: Any, dataset: Any, batch_size: int, **arguments: Any) -> DataLoader[Any]:
+    """Return a loader of which every slot that is free holds nothing but poison."""
+    device = rig.backend if isinstance(rig.backend, SimulatedDevice) else rig.backend.device
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size, device=device, **arguments)
+    loader._runtime().ring.poison = POISON
+    return loader
 
 
-def on_cpu(value: Any) -> Any:
-    assert all(device.type == "cuda" for device in devices_of(value))
+def at_home(rig: Any, value: Any) -> Any:
+    """Return what is on the device when all is done there, on the CPU."""
+    rig.finish()
+    assert {device.type for device in devices_of(value)} <= {rig.backend.device.type}
     return map_tensors(value, lambda tensor: tensor.cpu(), lambda own: own.to("cpu"))
 
 
@@ -135,9 +136,8 @@ ELSEWHERE = ("meta device", "meta device in some", "quantized", "parameter")
 ON_CPU = {name: make for name, make in STRUCTURES.items() if name not in ELSEWHERE}
 
 
-@cuda
 @pytest.mark.parametrize("make", ON_CPU.values(), ids=ON_CPU.keys())
-def test_a_batch_on_the_device_is_that_of_the_cpu(make: Any) -> None:
+def test_a_batch_on_the_device_is_that_of_the_cpu(make: Any, rig: Any) -> None:
     class Made:
         def __len__(self) -> int:
             return 5
@@ -145,14 +145,15 @@ def test_a_batch_on_the_device_is_that_of_the_cpu(make: Any) -> None:
         def __getitem__(self, index: int) -> Any:
             return make(index)
 
-    for num_workers, collate_fn in itertools.product([0, 1, 3], [None, list]):
+    ways = itertools.product([0, 1, 3], [None, list])  # on CUDA; what is simulated differs from it in none of them
+    for num_workers, collate_fn in [(0, None), (1, None)] if isinstance(rig, Simulated) else ways:
         with (
-            DataLoader(Made(), 2, num_workers=num_workers, collate_fn=collate_fn, device="cuda") as ours,
+            loader_on(rig, Made(), 2, num_workers=num_workers, collate_fn=collate_fn) as ours,
             DataLoader(Made(), 2, num_workers=0, collate_fn=collate_fn) as theirs,
         ):
             batches, expected = iter(ours), iter(theirs)
             for _ in range(3):
-                assert_same(outcome(batches, on_cpu), outcome(expected, lambda batch: batch))
+                assert_same(outcome(batches, lambda batch: at_home(rig, batch)), outcome(expected, lambda batch: batch))
 
 
 def outcome(batches: Any, then: Any) -> Any:
@@ -163,52 +164,128 @@ def outcome(batches: Any, then: Any) -> Any:
     return then(batch)
 
 
-@cuda
-def test_the_leaves_of_a_batch_lie_in_one_piece_of_device_memory() -> None:
+def test_the_leaves_of_a_batch_lie_in_one_piece_of_device_memory(rig: Any) -> None:
     samples = [{"image": grid(i).astype("f4"), "mask": torch.ones(3, dtype=torch.bool), "label": i} for i in range(8)]
-    with DataLoader(samples, 4, num_workers=2, device="cuda") as loader:
+    with loader_on(rig, samples, 4, num_workers=2) as loader:
         for batch in loader:
             assert len({tensor.untyped_storage().data_ptr() for tensor in batch.values()}) == 1
             assert all(tensor.data_ptr() % 64 == 0 for tensor in batch.values())
 
 
-@cuda
-def test_objects_of_the_users_are_moved_too() -> None:
+def test_objects_of_the_users_are_moved_too(rig: Any) -> None:
     def collate(samples: list[int]) -> Any:
         rows = [torch.arange(float(4 - i)) for i in range(len(samples))]
         return {"packed": pack_sequence(rows), "own": Own(torch.tensor(samples)), "sparse": torch.eye(2).to_sparse()}
 
+    device = rig.backend.device.type
     for num_workers in (0, 2):
-        with DataLoader(range(4), 2, num_workers=num_workers, collate_fn=collate, device="cuda") as loader:
+        with loader_on(rig, range(4), 2, num_workers=num_workers, collate_fn=collate) as loader:
             for start, batch in zip((0, 2), loader, strict=True):
                 assert isinstance(batch["packed"], PackedSequence)
-                assert batch["packed"].data.is_cuda
-                assert not batch["packed"].batch_sizes.is_cuda
-                assert batch["own"].x.is_cuda
+                assert batch["packed"].data.device.type == batch["own"].x.device.type == device
+                assert batch["packed"].batch_sizes.device.type == "cpu"
                 assert batch["own"].x.tolist() == [start, start + 1]
-                assert batch["sparse"].is_cuda
+                assert batch["own"].told == [rig.backend.device]
+                assert batch["sparse"].device.type == device
                 assert torch.equal(batch["sparse"].to_dense().cpu(), torch.eye(2))
 
 
-@cuda
-def test_a_slot_goes_back_to_the_ring_when_its_copy_is_done() -> None:
-    ring = Ring(pinned=True, poison=POISON)
-    copier = CudaCopier(torch.device("cuda", 0), ring)
+class TellingDict(dict[str, Any]):
+    """A sample that wants to hear of the device as well."""
+
+    def to(self, device: Any) -> "TellingDict":
+        return TellingDict({**self, "told": device})
+
+
+@dataclass
+class TellingRecord:
+    """Another one, whose batch is made in a slot."""
+
+    x: Any
+    told = None
+
+    def to(self, device: Any) -> "TellingRecord":
+        record = TellingRecord(self.x)
+        record.told = device
+        return record
+
+
+@pytest.mark.parametrize("kind", [TellingDict, TellingRecord])
+def test_a_batch_is_told_of_the_device_if_it_wants_to_be(rig: Any, kind: Any) -> None:
+    with loader_on(rig, [kind(x=grid(i)) for i in range(4)], 2, num_workers=2) as loader:
+        for number, batch in enumerate(loader):
+            x, told = (batch["x"], batch["told"]) if kind is TellingDict else (batch.x, batch.told)
+            assert told == rig.backend.device
+            expected = torch.stack([torch.tensor(grid(2 * number)), torch.tensor(grid(2 * number + 1))])
+            assert torch.equal(at_home(rig, x), expected)
+
+
+def test_a_slot_goes_back_to_the_ring_when_its_copy_is_done(rig: Any) -> None:
+    backend = rig.backend
+    ring = Ring(new_memory=backend.host_memory, poison=POISON)
+    copier = Copier(backend, ring)
     layout = Layout.of((grid(0), 1, "s"))
     assert layout is not None
     for number in range(4):
         slot = ring.acquire(layout.offsets(3)[1])
-        assert slot.tensor(8).is_pinned()
         columns = layout.columns(slot.arena, 3)
         assert all(layout.write(columns, row, (grid(number), number, f"s{row}")) for row in range(3))
         slot.seal()
         copied = copier.copy_slot(slot, layout, columns, 3)
         image, label, names = copier.receive(copied)
-        torch.cuda.synchronize()
-        assert slot.state is SlotState.READY  # until the copier looks, at the next copy
+        rig.finish()
+        assert slot.state is SlotState.COPYING  # until a slot is needed
         assert (image.cpu() == torch.tensor(grid(number))).all()
         assert (label.tolist(), names) == ([number] * 3, ("s0", "s1", "s2"))
-    assert len(ring._free) == 1
+    ring.release(ring.acquire(1))
+    assert repr(ring) == "<Ring free=1 lent=0 copying=0>"
+
+
+@pytest.mark.parametrize("call", ["new_stream", "copy", "copied", "record_event"])
+def test_a_slot_whose_copy_fails_is_not_lost_and_not_reused_too_early(call: str) -> None:
+    device, error = SimulatedDevice(), MemoryError()
+    ring = Ring(new_memory=device.host_memory, poison=POISON)
+    copier = Copier(device, ring)
+    layout = Layout.of((grid(0), 1, "s"))
+    assert layout is not None
+    device.fail(call, error)
+    slot = ring.acquire(layout.offsets(3)[1])
+    columns = layout.columns(slot.arena, 3)
+    slot.seal()
+    with pytest.raises(MemoryError) as caught:
+        copier.copy_slot(slot, layout, columns, 3)
+    assert caught.value is error
+    expected = {"new_stream": SlotState.FREE, "record_event": SlotState.DROPPED}
+    assert slot.state is expected.get(call, SlotState.COPYING)
+    if call in ("copy", "copied"):
+        other = ring.acquire(1)
+        assert other is not slot
+        device.run()
+        assert ring.acquire(1) is slot
+        ring.release(other)
+        ring.release(slot)
+    del caught
+    error.__traceback__ = None
+    device.run()
+    assert device.num_blocks_in_use == 0
+
+
+def test_of_a_device_that_is_broken_nobody_can_say_that_a_slot_is_free() -> None:
+    device = SimulatedDevice()
+    ring = Ring(new_memory=device.host_memory)
+    copier = Copier(device, ring)
+    layout = Layout.of(grid(0))
+    assert layout is not None
+    slots = []
+    for _ in range(2):
+        slots.append(ring.acquire(layout.offsets(1)[1]))
+        slots[-1].seal()
+        copier.copy_slot(slots[-1], layout, layout.columns(slots[-1].arena, 1), 1)
+    device.run()
+    device.fail("query", RuntimeError("device-side assert"))
+    assert ring.acquire(1) is slots[1]
+    assert [slot.state for slot in slots] == [SlotState.DROPPED, SlotState.FILLING]
+    ring.release(slots[1])
 
 
 @cuda
@@ -248,7 +325,8 @@ def test_pinned_batches_on_the_cpu_are_pinned_and_stay_as_they_are() -> None:
 
 
 @cuda
-def test_the_device_asked_for_is_the_one_that_is_there() -> None:
+def test_the_device_asked_for_is_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
     count = torch.cuda.device_count()
     assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
     assert resolve_device(f"cuda:{count - 1}") == torch.device("cuda", count - 1)
@@ -258,6 +336,10 @@ def test_the_device_asked_for_is_the_one_that_is_there() -> None:
 
 def test_nested_tensors_are_left_for_the_consumers_stream() -> None:
     """They have no single piece of memory that could be marked as used there."""
-    copier = CudaCopier(torch.device("cpu"), Ring())
+    device = SimulatedDevice()
     for tensor in (nested(1, 2), torch.eye(2).to_sparse()):
-        assert copier._to_device(tensor) is tensor
+        copied = Copier(device, Ring()).copy({"x": tensor})
+        assert copied.value["x"] is tensor
+        assert copied.is_partial
+    assert device.num_copies == 0
+    device.run()

@@ -14,8 +14,8 @@ PACKAGE = Path(aioload.__file__).parent
 
 ORDER = [
     *("errors", "types", "arguments", "stats", "context", "randomness", "workers", "samplers", "cache", "readers"),
-    *("datasets", "leaf", "structure", "layout", "diagnosis", "collate", "ring", "copier", "engine", "iterators"),
-    *("loader", "testing", "__init__"),
+    *("datasets", "leaf", "structure", "layout", "diagnosis", "collate", "ring", "device", "copier", "engine"),
+    *("iterators", "loader", "testing", "__init__"),
 ]
 
 

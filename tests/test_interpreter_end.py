@@ -219,3 +219,20 @@ for loader in live.loaders:
     # asyncio reports callbacks that take long, so on a busy machine any.
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("Executing <")]
     assert (ended.returncode, lines) == (0, [])
+
+
+def test_a_thread_that_waits_for_a_copy(nursery: Nursery) -> None:
+    script = f"""{HEAD}
+from aioload.testing import SimulatedDevice
+
+def go_on():
+    threading.main_thread().join()
+    device.run()
+
+device = SimulatedDevice()
+batches = iter(DataLoader(range(8), num_workers=2, num_device_batches=1, device=device))
+next(batches)
+device.wait_waiting()
+threading.Thread(target=go_on).start()
+"""
+    nursery.run_quietly(script)

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from aioload import DataLoader, LocalReader
 from aioload.errors import ArgumentError
+from aioload.testing import SimulatedDevice
 
 TorchLoader = torch.utils.data.DataLoader
 
@@ -161,7 +162,7 @@ def refusal(kind: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
     "name",
     [
         *("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"),
-        *("device", "seed", "iterable_workers", "reader"),
+        *("device", "device_transform", "seed", "iterable_workers", "reader"),
     ],
 )
 def test_what_cannot_be_set_afterwards(name: str) -> None:
@@ -187,6 +188,10 @@ def test_what_cannot_be_set_afterwards(name: str) -> None:
         ({"num_workers": 0, "timeout": 1}, ArgumentError),
         ({"num_concurrent_reads": 0}, ArgumentError),
         ({"num_concurrent_reads": 2.5}, ArgumentError),
+        ({"num_device_batches": 0}, ArgumentError),
+        ({"device_transform": len}, ArgumentError),
+        ({"device": SimulatedDevice(), "device_transform": 1}, ArgumentError),
+        ({"num_device_batches": 1.5}, ArgumentError),
         ({"num_workers": 2, "prefetch_factor": 0}, ArgumentError),
         ({"prefetch_factor": 0}, ArgumentError),
         ({"no_such_argument": 1}, TypeError),
@@ -237,7 +242,9 @@ def test_a_loader_can_be_made_again_from_its_attributes(arguments: dict[str, Any
         found = {name: value for name, value in found.items() if name not in own}
         found["batch_sampler"] = loader.batch_sampler
     again = type(loader)(**found)
-    assert found.keys() >= {"dataset", "num_workers", "collate_fn", "device", "num_concurrent_reads", "in_order"}
+    assert found.keys() >= {"dataset", "num_workers", "collate_fn", "device", "num_concurrent_reads", "in_order"} | {
+        "num_device_batches"
+    }
     torch.manual_seed(1), GENERATOR.manual_seed(1)
     expected = sorted(str(batch) for batch in loader)
     torch.manual_seed(1), GENERATOR.manual_seed(1)

@@ -66,6 +66,15 @@ class Lent:
         ]
 
 
+class Flag:
+    """An event."""
+
+    has_passed = False
+
+    def query(self) -> bool:
+        return self.has_passed
+
+
 class RingMachine(RuleBasedStateMachine):
     """Every slot is in one place at a time, and holds what its owner last wrote."""
 
@@ -77,6 +86,7 @@ class RingMachine(RuleBasedStateMachine):
         self.ring = Ring(max_free=3, poison=POISON)
         self.owned: dict[Slot, np.ndarray[Any, Any]] = {}  # FILLING and READY, with their contents
         self.held: list[Lent] = []
+        self.copying: deque[tuple[Slot, Flag, np.ndarray[Any, Any]]] = deque()
 
     @rule(target=filling, num_bytes=st.sampled_from([0, 1, 4096, 4097, 9000, 20_000]), byte=st.integers(0, 255))
     def acquire(self, num_bytes: int, byte: int) -> Slot:
@@ -108,6 +118,18 @@ class RingMachine(RuleBasedStateMachine):
         del self.owned[slot]
         self.held.append(Lent(slot, view))
 
+    @rule(slot=consumes(ready))
+    def release_behind(self, slot: Slot) -> None:
+        event = Flag()
+        self.ring.release_behind(slot, event)
+        assert slot.state is SlotState.COPYING
+        self.copying.append((slot, event, self.owned.pop(slot)))
+
+    @rule()
+    def pass_event(self) -> None:
+        if self.copying:
+            self.copying.popleft()[1].has_passed = True
+
     @rule(data=st.data(), name=st.sampled_from(sorted(DERIVATIONS)))
     def derive(self, data: st.DataObject, name: str) -> None:
         lent = data.draw(st.sampled_from(self.held)) if self.held else None
@@ -135,8 +157,15 @@ class RingMachine(RuleBasedStateMachine):
         assert self.ring.num_lent == len(self.held)
 
     @invariant()
+    def slots_are_copying_until_their_event_has_passed(self) -> None:
+        assert [slot.state for slot, _, _ in self.copying] == [SlotState.COPYING] * len(self.copying)
+        assert self.ring.num_copying >= len(self.copying)
+
+    @invariant()
     def nobody_else_writes(self) -> None:
-        for slot, contents in [*self.owned.items(), *((lent.slot, lent.contents) for lent in self.held)]:
+        lent = [(lent.slot, lent.contents) for lent in self.held]
+        copying = [(slot, contents) for slot, _, contents in self.copying]
+        for slot, contents in [*self.owned.items(), *lent, *copying]:
             assert np.array_equal(slot.arena, contents)
 
     @invariant()
@@ -148,7 +177,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_byte_has_two_owners(self) -> None:
-        slots = [*self.owned, *(lent.slot for lent in self.held), *self.ring._free]
+        slots = [*self.owned, *(lent.slot for lent in self.held), *(each[0] for each in self.copying), *self.ring._free]
         spans = sorted((slot.arena.ctypes.data, slot.arena.nbytes) for slot in slots)
         assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(spans))
 
@@ -240,7 +269,7 @@ def test_holding_makes_the_ring_grow_and_warns_once() -> None:
     del held[:]
     assert lend(ring).any() == 0
     assert ring.num_lent == 0
-    assert repr(ring) == "<Ring free=1 lent=0 pinned=False>"  # and one that has not been taken in yet
+    assert repr(ring) == "<Ring free=1 lent=0 copying=0>"  # and one that has not been taken in yet
 
 
 def test_a_few_bytes_may_be_held_in_any_number_of_batches() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import aioload.testing
+import aioload.testing.gates
 from aioload.readers import read_file
 from aioload.testing import AsyncGatedDataset, GatedDataset, GatedFiles, GatedItems, Gates
 
@@ -61,7 +61,7 @@ async def test_an_error_is_raised_at_its_gate() -> None:
 
 
 async def test_no_wait_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aioload.testing, "DEADLINE_S", 0.01)
+    monkeypatch.setattr(aioload.testing.gates, "DEADLINE_S", 0.01)
     gates = Gates()
     with pytest.raises(AssertionError, match=r"Waited 0.01 s for the gate of 'a' to be opened: <Gates started=\['a'\]"):
         gates.pass_through("a")

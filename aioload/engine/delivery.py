@@ -1,14 +1,14 @@
-"""Delivery: finished batches are put in order, copied to the device and handed over."""
+"""Delivery: finished batches are put in order, taken across to the device and handed over."""
 
 import threading
 from collections import deque
 from typing import Any
 
-from aioload.copier import Copier
 from aioload.engine.batch import Batch
+from aioload.engine.crossing import Crossing
 from aioload.engine.handoff import Handoff
 from aioload.engine.order import AsCompleted, InOrder
-from aioload.errors import EngineError, ErrorContext, annotate, is_interrupt
+from aioload.errors import EngineError, annotate, is_interrupt
 
 
 class Delivery:
@@ -16,13 +16,13 @@ class Delivery:
 
     Args:
         handoff: Where they go.
-        copier: Moves them to the device, or ``None`` for the CPU.
+        crossing: Their way to the device, or ``None`` for the CPU.
         in_order: Whether they leave by number.
     """
 
-    def __init__(self, handoff: Handoff, copier: Copier | None, *, in_order: bool) -> None:
+    def __init__(self, handoff: Handoff, crossing: Crossing | None, *, in_order: bool) -> None:
         self.closed = False
-        self._handoff, self._copier = handoff, copier
+        self._handoff, self._crossing = handoff, crossing
         self._order = InOrder() if in_order else AsCompleted()
         self._arrived: deque[Batch] = deque()
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Delivery:
     def arrive(self, batch: Batch) -> None:
         """Take in a finished batch and hand over those that it lets go; drop it if closed. Never waits.
 
-        Any thread may call it, or the loop alone where there is a copier, but not the main thread, in which an
+        Any thread may call it, or the loop alone where there is a device, but not the main thread, in which an
         interrupt could leave the lock taken. One that finds another at work leaves the batch to it, and so does a
         finalizer that a garbage collection runs in the middle of this.
         """
@@ -56,9 +56,10 @@ class Delivery:
                 batch.discard()
                 return
             for leaving in self._order.add(batch):
-                if self._copier is not None and leaving.error is None and not leaving.is_empty:
-                    _copy(leaving, self._copier)
-                self._handoff.put(leaving)
+                if self._crossing is None:
+                    self._handoff.put(leaving)
+                else:
+                    self._crossing.put(leaving)
         except BaseException as exc:
             if is_interrupt(exc):
                 raise
@@ -66,30 +67,33 @@ class Delivery:
             error.__cause__ = exc
             self._handoff.break_(error)
 
+    @property
+    def num_on_device(self) -> int:
+        """Batches whose copies have been issued and that the consumer has not taken yet."""
+        return 0 if self._crossing is None else len(self._handoff)
+
+    def resume(self) -> None:
+        """Go on with what had to wait for the consumer to take a batch. Any thread; never waits."""
+        if self._crossing is not None:
+            self._crossing.resume()
+
+    def close(self) -> None:
+        """Drop what arrives from now on. Any thread; never waits."""
+        self.closed = True
+        if self._crossing is not None:
+            self._crossing.close()
+
     def receive(self, batch: Batch) -> Any:
         """Return what was made of the batch, which is the caller's, or raise its error. In the consumer's thread."""
-        if batch.error is not None:
-            error, batch.error = batch.error, None
-            assert batch.context is not None
-            annotate(error, batch.context)
-            try:
-                raise error
-            finally:
-                del error
-        if self._copier is not None:
-            assert batch.copied is not None
-            batch.result = self._copier.receive(batch.copied)
         result, batch.result = batch.result, None
-        return result
-
-
-def _copy(batch: Batch, copier: Copier) -> None:
-    try:
-        slot, batch.slot = batch.slot, None
-        if slot is None:
-            batch.copied = copier.copy(batch.result)
-        else:
-            assert batch.layout is not None
-            batch.copied = copier.copy_slot(slot, batch.layout, batch.columns, len(batch.indices))
-    except BaseException as exc:
-        batch.error, batch.context = exc, ErrorContext(list(batch.indices), None, "copy")
+        if self._crossing is not None and batch.error is None:
+            result = self._crossing.receive(batch)
+        if batch.error is None:
+            return result
+        error, batch.error = batch.error, None
+        assert batch.context is not None
+        annotate(error, batch.context)
+        try:
+            raise error
+        finally:
+            del error

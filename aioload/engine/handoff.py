@@ -26,6 +26,9 @@ class Handoff:
         self._broken: BaseException | None = None
         self._closed = False
 
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def put(self, batch: Batch) -> None:
         """Hand a batch over and wake up whoever sleeps.
 

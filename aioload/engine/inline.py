@@ -328,7 +328,10 @@ class InlineRun:
             if settings.pin:
                 result = pin_memory(result)  # type: ignore[no-untyped-call]
         if self._copier is not None:
-            result = self._copier.move(result)
+            with self._noting(list(indices), "copy"):
+                result = self._copier.move(result)
+            with self._noting(list(indices), "device_transform"):
+                result = self._copier.transform_here(result)
         self.delivered += 1
         self.record.position.add(drawn.place)
         self._tally.samples += len(indices)

@@ -17,6 +17,8 @@ class InOrder:
 
         So an interrupt in between loses none.
         """
+        if batch.number < self._next:  # made again, after an interrupt that came when it had left
+            return
         self._waiting[batch.number] = batch
         while (head := self._waiting.get(self._next)) is not None:
             yield head

@@ -43,6 +43,11 @@ class Pass:
             return 0, 0, 0
         return self._crew.reads_limit, self._crew.decode.limit, self.run.batches_limit
 
+    @property
+    def num_on_device(self) -> int:
+        """Batches that are on the device, or on their way, ahead of the consumer."""
+        return 0 if isinstance(self.run, InlineRun) else self.run.num_on_device
+
     def start_on_loop(self) -> None:
         """Start loading from the loop thread: a sampler may think for long before its first index."""
         if isinstance(self.run, InlineRun):

@@ -8,6 +8,7 @@ import torch
 
 from aioload.cache import Cache
 from aioload.collate import rows_allowed
+from aioload.device import DeviceBackend, backend_for
 from aioload.engine import window
 from aioload.engine.epochs import Epochs
 from aioload.engine.limit import START
@@ -38,7 +39,9 @@ class Plan:
     cache: Cache | None
     index_sampler: Any
     generator: torch.Generator | None
-    device: torch.device
+    backend: DeviceBackend | None
+    """The device, ``None`` for the CPU."""
+    device_transform: Callable[[Any], Any] | None
     num_workers: int
     num_concurrent_reads: int | None
     """``None`` for as many as are found to be best."""
@@ -78,7 +81,8 @@ def plan_of(loader: Any, epochs: Epochs) -> Plan:
         cache=loader.cache,
         index_sampler=loader.sampler if loader.batch_sampler is None else loader.batch_sampler,
         generator=loader.generator,
-        device=loader.device,
+        backend=backend_for(loader.device),
+        device_transform=loader.device_transform,
         num_workers=loader.num_workers,
         num_concurrent_reads=_num_concurrent(loader),
         iterable_workers=loader.iterable_workers,
@@ -101,7 +105,7 @@ def _settings_of(loader: Any) -> Settings:
         by_rows=by_rows,
         drop_last=loader.drop_last,
         in_order=loader.in_order,
-        pin=bool(loader.pin_memory) and loader.device.type == "cpu" and torch.cuda.is_available(),
+        pin=bool(loader.pin_memory) and backend_for(loader.device) is None and torch.cuda.is_available(),
         timeout_s=loader.timeout,
         slow_after_s=SLOW_AFTER_S,
         max_batches=window.max_batches(
@@ -111,6 +115,7 @@ def _settings_of(loader: Any) -> Settings:
             num_concurrent=START if reads is None else reads,
         ),
         batch_size=_batch_size(loader),
+        num_device_batches=loader.num_device_batches,
         max_bytes=loader.prefetch_bytes or available_bytes() // _MEMORY_SHARE,
         tolerance=loader.tolerance,
         read_policy=loader.read,

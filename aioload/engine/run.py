@@ -16,6 +16,7 @@ from aioload.copier import Copier
 from aioload.engine.batch import Batch
 from aioload.engine.budget import Budget, Claim
 from aioload.engine.choice import Crew, fetcher_for
+from aioload.engine.crossing import Crossing
 from aioload.engine.delivery import Delivery
 from aioload.engine.handoff import Handoff
 from aioload.engine.indices import IndexStream
@@ -69,7 +70,10 @@ class Run:
         self._lock = threading.RLock()
         self._handoff = Handoff()
         self._in_order = settings.in_order or source.kind is Kind.TAKE  # all rows take equally long
-        self._delivery = Delivery(self._handoff, copier, in_order=self._in_order)
+        crossing = None
+        if copier is not None:
+            crossing = Crossing(self._handoff, copier, crew.portal.call, num_batches=settings.num_device_batches)
+        self._delivery = Delivery(self._handoff, crossing, in_order=self._in_order)
         self._open: dict[int, Batch] = {}
         self._budget = budget
         self._window = Window(max_batches, budget, self._resubmit, is_wanted=is_wanted)
@@ -119,6 +123,11 @@ class Run:
     def batches_limit(self) -> int:
         """Batches that may be ahead of the consumer at present."""
         return self._window.reach - self._window.delivered
+
+    @property
+    def num_on_device(self) -> int:
+        """Batches whose copies to the device have been issued and that the consumer has not taken yet."""
+        return self._delivery.num_on_device
 
     def start(self) -> None:
         """Draw the first indices and start loading."""
@@ -222,7 +231,8 @@ class Run:
         if self._pid != os.getpid():
             return
         # Not under the lock, which a sampler that thinks would keep.
-        self.closed = self._started = self._delivery.closed = True
+        self.closed = self._started = True
+        self._delivery.close()
         self._handoff.close()
         for batch in list(self._open.values()):
             batch.cancel()
@@ -248,6 +258,7 @@ class Run:
             if self._window.delivered != before:  # also where there was no data for a batch
                 self._budget.changed()
                 self._window.release()
+            self._delivery.resume()
 
     def _take_next(self) -> Batch | Answer:
         while True:
@@ -339,6 +350,7 @@ class Run:
         result = self._delivery.receive(batch)
         self._tally.batches += 1
         self._ring.warn_if_held()
+        self._ring.warn_if_not_pinned()
         if self._regulator is not None:
             self._step_began_s = time.perf_counter()
         return result
@@ -377,9 +389,9 @@ class Run:
 
     def _report(self, batch: Batch) -> None:
         # Each thread that is woken takes the interpreter lock from those that read: by way of the loop costs 6 to 9 %.
-        if isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct:
-            self._delivery.arrive_here(batch)  # in the consumer's thread, as all batches of this run
-        elif self._by_loop:
+        if self._by_loop:
             self._crew.portal.call(self._delivery.arrive, batch)
+        elif isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct:
+            self._delivery.arrive_here(batch)  # in the consumer's thread, as all batches of this run
         else:
             self._crew.portal.pass_through(self._delivery.arrive, batch)

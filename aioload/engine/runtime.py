@@ -15,7 +15,8 @@ from typing import Any
 
 from aioload.collate import collation_rules
 from aioload.context import HERE, PassContext, Stage
-from aioload.copier import Copier, CudaCopier
+from aioload.copier import Copier
+from aioload.device import pinned_memory
 from aioload.engine.beginning import Beginning
 from aioload.engine.budget import Budget
 from aioload.engine.crew import Crew
@@ -43,11 +44,15 @@ class Runtime:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        settings = plan.settings
-        cuda = plan.device.type == "cuda"
-        pin = settings.pin or cuda
+        settings, backend = plan.settings, plan.backend
+        new_memory = backend.host_memory if backend is not None else pinned_memory if settings.pin else None
         num_slots = settings.max_batches + 2  # being consumed, and being put together
-        self.ring = Ring(pinned=pin, reuse=cuda or not pin, max_free=num_slots, warn_held=max(32, 4 * num_slots))
+        self.ring = Ring(
+            new_memory=new_memory,
+            reuse=not settings.pin,
+            max_free=num_slots,
+            warn_held=max(32, 4 * num_slots),
+        )
         self.budget = Budget(
             settings.max_bytes,
             num_makers=plan.num_makers,
@@ -58,7 +63,7 @@ class Runtime:
         self.ledger = Ledger()
         self.tally = self.ledger.open()
         self._pace = Pace()
-        self._copier: Copier | None = CudaCopier(plan.device, self.ring) if cuda else None
+        self._copier = None if backend is None else Copier(backend, self.ring, plan.device_transform)
         self._lock = threading.RLock()
         self._passes: weakref.WeakKeyDictionary[Pass, None] = weakref.WeakKeyDictionary()
         self._kept = Kept()
@@ -70,7 +75,8 @@ class Runtime:
 
     def stats(self) -> LoaderStats:
         """Return what has been done so far."""
-        limits = [each.limits() for each in self._living_passes()]
+        passes = self._living_passes()
+        limits = [each.limits() for each in passes]
         reads, decodes, batches = (max(each) for each in zip((0, 0, 0), *limits, strict=True))
         return self.ledger.snapshot(
             reads_limit=reads,
@@ -78,6 +84,7 @@ class Runtime:
             batches_limit=batches,
             bytes_in_flight=self.budget.num_bytes,
             peak_bytes_in_flight=self.budget.peak_bytes,
+            device_batches=sum(each.num_on_device for each in passes),
         )
 
     @property

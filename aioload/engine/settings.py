@@ -25,6 +25,8 @@ class Settings:
     batch_size: int
     """Samples of a usual batch, 1 if unknown."""
     max_bytes: int
+    num_device_batches: int
+    """Batches that may be on the device ahead of the consumer."""
     tolerance: Tolerance | None
     read_policy: ReadPolicy
 

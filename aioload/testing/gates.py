@@ -1,15 +1,4 @@
-"""Testing: datasets whose samples wait until the test lets them go, for tests of loading without a sleep in them.
-
-A test of concurrent loading asks what is loaded while something else is not. Here the test decides::
-
-    with GatedDataset(4) as dataset:
-        batches = iter(DataLoader(dataset, num_workers=4))
-        dataset.gates.wait_started(0, 1, 2, 3)  # all four are being loaded
-        dataset.gates.open(2)
-        dataset.gates.wait_finished(2)  # sample 2 has come, and waits for the three others
-        dataset.gates.open_all()
-        assert [int(batch) for batch in batches] == [0, 1, 2, 3]
-"""
+"""Gates: what code under test comes to and a test opens; datasets whose samples wait at them."""
 
 import asyncio
 import functools
