@@ -3,6 +3,7 @@
 import functools
 import operator
 import os
+import sys
 import warnings
 from typing import Any, Literal
 
@@ -103,6 +104,20 @@ def check_timeout(timeout: float, num_workers: int) -> None:
     """
     if num_workers == 0 and timeout > 0:
         message = f"timeout={timeout!r} needs num_workers > 0: without threads nothing can interrupt a sample."
+        raise ArgumentError(message)
+
+
+def check_processes(processes: int, num_workers: int) -> None:
+    """Refuse processes that have nothing to work with, or that this system cannot have.
+
+    Raises:
+        ArgumentError: There are no threads for them, or no such sockets.
+    """
+    if processes > 0 and num_workers == 0:
+        message = f"processes={processes} needs num_workers > 0, which counts their threads, all together."
+        raise ArgumentError(message)
+    if processes > 0 and sys.platform != "linux":
+        message = f"processes={processes} needs Linux; this is {sys.platform!r}. Leave processes out."
         raise ArgumentError(message)
 
 

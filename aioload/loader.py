@@ -14,6 +14,7 @@ from aioload.arguments import (
     check_iterable_workers,
     check_on_error,
     check_prefetch_factor,
+    check_processes,
     check_timeout,
     loader_seed,
     reads_number,
@@ -42,7 +43,7 @@ from aioload.types import MapDataset, StagedDataset
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED = frozenset({"cache", "device", "device_transform", "iterable_workers", "reader", "seed"})
+_FIXED = frozenset({"cache", "device", "device_transform", "iterable_workers", "processes", "reader", "seed"})
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
@@ -69,7 +70,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         timeout: Seconds to wait for a batch before :class:`~aioload.errors.LoaderTimeoutError`; 0 waits for ever.
         worker_init_fn: Called with its number in each of the ``num_workers`` threads before its first sample; for an
             iterable dataset, once for each of its ``iterable_workers``.
-        multiprocessing_context: Checked and kept, and without effect: there are no worker processes.
+        multiprocessing_context: How ``processes`` are started: ``"forkserver"`` (the default), ``"spawn"``, ``"fork"``
+            or such a context. Checked and kept, and without effect, where there are none.
         generator: Source of the random order.
         prefetch_factor: Batches loaded ahead per worker thread, so ``prefetch_factor * num_workers`` in all. More
             where that would be fewer samples than the reads under way need, fewer where ``prefetch_bytes`` do
@@ -121,6 +123,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
             which loads nothing ahead, it has no effect.
         prefetch_bytes: How many bytes may be in flight, from the read to the hand-over of the batch; by default a
             quarter of the memory that is available when a pass begins, limits of control groups included.
+        processes: Processes that load in place of threads of this one, each with its part of the ``num_workers``
+            threads and of the reads, so that neither Python code of the dataset nor reading takes this process's
+            interpreter. Batches come in memory that both processes see, and are not copied. The dataset, and what else
+            loads, is pickled once for each of them when they begin: with each pass, or, with ``persistent_workers``,
+            once. Exceptions come as copies, with the traceback as a note. An ``IterableDataset`` is passed over by one
+            of them. 0 is for none.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -159,6 +167,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         device_transform: Callable[[Any], Any] | None = None,
         num_device_batches: int = 2,
         prefetch_bytes: int | None = None,
+        processes: int = 0,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
@@ -174,6 +183,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         check_read(read, dataset, batched=is_batched)
         if prefetch_bytes is not None:
             prefetch_bytes = whole_number("prefetch_bytes", prefetch_bytes, 1)
+        processes = whole_number("processes", processes, 0)
+        check_processes(processes, num_workers)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -199,13 +210,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if multiprocessing_context is not None:
+        if multiprocessing_context is not None and processes == 0:
             say_once_that_there_are_no_processes()
         self.device, self.num_device_batches = resolve_device(device), num_device_batches
         self.device_transform = device_transform
         check_device_transform(device_transform, self.device)
         self.num_concurrent_reads: int | Literal["auto"] = num_concurrent_reads
-        self.prefetch_bytes = prefetch_bytes
+        self.prefetch_bytes, self.processes = prefetch_bytes, processes
         self.seed, self.iterable_workers = seed, iterable_workers
         self.reader, self.cache = reader, cache
         self.on_error, self.max_errors = on_error, max_errors
@@ -289,6 +300,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def declared_items(self) -> int | None:
         """What an iterable dataset said that its length is, if ``len(loader)`` has asked it."""
         return self._IterableDataset_len_called
+
+    @property
+    def epoch_told(self) -> int | None:
+        """What :meth:`set_epoch` was last called with, ``None`` if it was not."""
+        return self._epoch_told
 
     @property
     def num_yielded(self) -> int:

@@ -27,13 +27,16 @@ def get_worker_info() -> Any:
     current = HERE.get()
     if current is None or current[3] is None:
         return _of_torch()
-    of, worker = current[0], current[3]
+    of = current[0]
+    worker = of.first_worker + current[3]
+    info: dict[str, Any] = {"process": of.process}
     return torch_worker.WorkerInfo(
         id=worker,
         num_workers=of.num_workers,
         seed=of.base_seed + worker,
         dataset=of.dataset,
-        worker_method="thread",
+        worker_method="thread" if of.process is None else "process",
+        **info,
     )
 
 

@@ -14,12 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from aioload.collate import collation_rules
-from aioload.context import HERE, PassContext, Stage
+from aioload.context import PassContext
 from aioload.copier import Copier
 from aioload.device import pinned_memory
-from aioload.engine.beginning import Beginning
+from aioload.engine.beginning import Beginning, begin_worker
 from aioload.engine.budget import Budget
 from aioload.engine.crew import Crew
+from aioload.engine.division import gang_for
+from aioload.engine.gang import Gang
 from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
@@ -29,6 +31,7 @@ from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import Regulator, allowed_handles, most_reads
+from aioload.engine.remote import RemoteFetcher
 from aioload.engine.run import Run
 from aioload.engine.source import Kind, Source, kind_of
 from aioload.ring import Ring
@@ -82,8 +85,8 @@ class Runtime:
             reads_limit=reads,
             decode_limit=decodes,
             batches_limit=batches,
-            bytes_in_flight=self.budget.num_bytes,
-            peak_bytes_in_flight=self.budget.peak_bytes,
+            bytes_in_flight=self.budget.num_bytes + sum(each.num_bytes for each in passes),
+            peak_bytes_in_flight=self.budget.peak_bytes + max((each.peak_bytes for each in passes), default=0),
             device_batches=sum(each.num_on_device for each in passes),
         )
 
@@ -143,7 +146,7 @@ class Runtime:
             saved=saved,
         )
 
-    def _single_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew]:
+    def _single_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew | Gang]:
         stream = self._stream(epoch, saved)
         source = self._source(stream, saved)
         crew = self._new_crew(source)
@@ -177,7 +180,7 @@ class Runtime:
         context = PassContext(plan.dataset, num_workers, stream.base_seed, plan.seed, stream.epoch)
         items = None
         if kind is Kind.ITERABLE:
-            worker_init_fn = self._beginning(stream.base_seed) if plan.num_workers > 0 else None
+            worker_init_fn = self._beginning(stream.base_seed) if plan.num_workers > 0 and not plan.processes else None
             if worker_init_fn is not None and plan.persistent and plan.iterable_workers == 1:  # copies all begin anew
                 self._begun = Once() if first else self._begun
                 worker_init_fn = functools.partial(self._begun.call, worker_init_fn)
@@ -213,12 +216,14 @@ class Runtime:
             portal = self._kept.portal = Portal(keep_loop=True)
         return portal
 
-    def _new_crew(self, source: Source) -> Crew:
+    def _new_crew(self, source: Source) -> Crew | Gang:
         plan, kind = self._plan, source.kind
+        if plan.processes:
+            return gang_for(plan, kind, ring=self.ring, portal=self._portal(keep_loop=False), ledger=self.ledger)
         on_start = None if kind is Kind.ITERABLE else self._beginning(source.context.base_seed)
         if on_start is not None:
             context = replace(source.context, num_workers=plan.num_workers)
-            on_start = functools.partial(_initialise, on_start, context)
+            on_start = functools.partial(begin_worker, on_start, context)
         return Crew(
             kind,
             num_workers=plan.num_workers,
@@ -244,12 +249,17 @@ class Runtime:
         self,
         source: Source,
         stream: IndexStream,
-        crew: Crew,
+        crew: Crew | Gang,
         max_batches: int,
         saved: Mapping[str, Any] | None = None,
         *,
         is_wanted: bool = True,
     ) -> Run:
+        fetcher = None
+        if isinstance(crew, Gang):
+            lanes = None if saved is None else {name: saved[name] for name in ("lanes", "latest_lane") if name in saved}
+            told = self._plan.epoch_told
+            fetcher = RemoteFetcher(crew, stream.epoch, stream.base_seed, epoch_told=told, saved=lanes)
         run = Run(
             self._plan.settings,
             source,
@@ -262,13 +272,14 @@ class Runtime:
             max_batches=max_batches,
             is_wanted=is_wanted,
             saved=saved,
+            fetcher=fetcher,
         )
         crew.attach(run)
         return run
 
     # Persistent workers, and the pass that begins early.
 
-    def _persistent_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew]:
+    def _persistent_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew | Gang]:
         max_batches = self._plan.settings.max_batches
         crew, ahead, self._next = self._kept.crew, self._next, None
         if crew is not None and crew.crashed:
@@ -321,8 +332,3 @@ class Runtime:
         ahead, self._next = self._next, None
         if ahead is not None:
             ahead[0].close()
-
-
-def _initialise(worker_init_fn: Callable[[int], None], context: PassContext, number: int) -> None:
-    HERE.set([context, None, Stage.BATCH, number, None])
-    worker_init_fn(number)

@@ -1,0 +1,502 @@
+"""Gang: engine processes, as a run sees them: in place of a crew of threads.
+
+``processes=N`` runs N whole engines, each with reads in flight, decode threads and a loop of its own. The consumer's
+process draws indices, puts batches in order, counts and resumes, as always; per batch it wakes up once, and per sample
+it does nothing::
+
+    CONSUMER'S PROCESS                                         ENGINE PROCESS p of N
+                       begin, indices of a batch (pickled)
+    run: number n ------------------------------------------>  share: number n // N, for p = n % N
+                                                               reads, decode, rows of a slot, as ever
+    thread "aioload-gang" <----------------------------------  done: segment, layout, errors
+      | the batch, by its number                     (the segment's file, the first time)
+    order, (copy to the device), hand-off
+      | lend: views of the very same memory
+    consumer, until the last view is gone ------------------>  freed: the slot is FREE for p again
+
+- **What crosses.** The dataset and all else that loads, once, when a process begins, by pickle
+  (:mod:`~aioload.engine.parcel`; with ``fork`` not even that). Then small messages (:mod:`~aioload.engine.messages`)
+  over one socket per process, each whole or not at all (:mod:`~aioload.engine.channel`). Batches do not: both sides map
+  the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
+  lie in such a slot (:mod:`~aioload.engine.packing`).
+- **Who gets which batch** follows from its number alone. So the order is the sampler's, and what a process has in
+  flight is bounded by its part of ``prefetch_bytes``.
+- **Who owns a slot.** Its process, from which it is lent to the consumer's with the message *done*, and given back with
+  *freed*. The consumer's process never writes to it. A mapping lives as long as any view of it, whatever becomes of the
+  process.
+- **The end.** Closing shuts the sockets at both ends: a process that finds its socket at its end ends, and is killed if
+  it does not within a second. The same comes of the consumer's process being killed: the kernel closes its sockets.
+  Nothing has a name, so nothing is left behind.
+- **The death of a process** is seen at once, by the end of its socket or its sentinel. What it had finished is handed
+  over; then the run is broken, with an error that says by which signal, and what was being loaded. A slot that was
+  being written is not known here yet, and so never handed out.
+- **Interrupts** are for the consumer: the processes ignore SIGINT. A message is sent by one system call, so that an
+  interrupt leaves it sent or not; where nobody can tell, it is sent again, and known by its number.
+"""
+
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+from typing import Any, Protocol
+
+from aioload.engine import abroad, child
+from aioload.engine.batch import Batch
+from aioload.engine.channel import Channel, new_channel
+from aioload.engine.child import Part
+from aioload.engine.crew import Entrance, Runs, end_at_exit
+from aioload.engine.demand import Demand
+from aioload.engine.messages import Begin, Broken, Done, End, InPieces, InRows, Load, Notes, Widen
+from aioload.engine.parcel import Parcel
+from aioload.engine.portal import Portal
+from aioload.engine.segments import map_file
+from aioload.errors import ArgumentError, EngineError, ErrorContext, ProcessDiedError, annotate
+from aioload.layout import Layout
+from aioload.ring import Ring, Slot
+from aioload.stats import Ledger, Tally
+
+_END_S = 2.0
+"""Seconds that processes get to end before they are killed; their threads get half of it."""
+
+_MOST_LAYOUTS = 64
+
+_PRELOAD = "aioload.engine.child"
+
+
+class Remote(Protocol):
+    """The batches of one pass that processes load; see :class:`~aioload.engine.remote.RemoteFetcher`."""
+
+    def arrive(self, process: int, done: Done, slot: Slot | None, layout: Layout | None) -> None:
+        """Take in a batch. On the gang's thread."""
+        ...
+
+    def waiting_for(self, process: int) -> Batch | None:
+        """Return the first batch that a process has not delivered."""
+        ...
+
+
+class ReadsElsewhere:
+    """In place of a regulator, where the reads are other processes': their limits, as they tell them."""
+
+    def __init__(self) -> None:
+        self.limits: dict[int, int] = {}
+        self.demand = Demand()
+        self.maximum = 0
+
+    @property
+    def limit(self) -> int:
+        """Reads that may be under way, in all processes."""
+        return sum(self.limits.values())
+
+
+class Member:
+    """One process, and this side of what it shares with us.
+
+    Args:
+        number: Its number.
+        channel: To it.
+        process: The process, started.
+        tally: What it has done.
+    """
+
+    def __init__(self, number: int, channel: Channel, process: Any, tally: Tally) -> None:
+        self.number, self.channel, self.process, self.tally = number, channel, process, tally
+        self.pid: int = process.pid
+        self.slots: dict[int, Slot] = {}
+        self.freed: deque[int] = deque()  # appended to by whoever lets the last view go
+        self.taken: deque[tuple[int, int]] = deque()
+        self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
+        self.ended = False
+
+    def __repr__(self) -> str:
+        return f"<Member {self.number} pid={self.pid}{' ended' if self.ended else ''}>"
+
+    def notes(self) -> Notes | None:
+        """Return what it has not been told, once."""
+        if not self.freed and not self.taken:
+            return None
+        return Notes(_all_of(self.freed), _all_of(self.taken))
+
+    def send(self, message: Any) -> None:
+        """Send it a message; if it has died, that is found out elsewhere."""
+        self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
+        """Return the slot over one of its segments, which has just been filled."""
+        if file is not None:
+            self.slots[segment] = ring.adopt(map_file(file), functools.partial(_note_freed, self.freed, segment))
+        slot = self.slots[segment]
+        slot.arrive()
+        return slot
+
+
+class Gang:
+    """The engine processes of one pass, or of all passes where workers persist: a crew, to whoever runs.
+
+    Like a crew it refers to nothing of the user's once the processes have begun.
+
+    Args:
+        parts: What each process is to do.
+        contents: What each is given; see :class:`~aioload.engine.child.Child`.
+        context: How processes are started.
+        ring: Lends what they fill.
+        portal: The loop.
+        ledger: Where what they do is counted.
+        auto: Whether they find out by themselves how much to read.
+
+    Raises:
+        TransferError: Something cannot be pickled.
+        ArgumentError: This process may not start any.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        contents: Callable[[Part], dict[str, Any]],
+        context: BaseContext,
+        *,
+        ring: Ring,
+        portal: Portal,
+        ledger: Ledger,
+        auto: bool,
+    ) -> None:
+        self._ring, self._loop, self._ledger = ring, portal, ledger
+        self.portal = Entrance(portal, opened=True)
+        self.regulator: Any = ReadsElsewhere() if auto else None
+        self.crashed = self._closed = self._given_up = False
+        self._pid = os.getpid()
+        self._runs: weakref.WeakKeyDictionary[Runs, None] = weakref.WeakKeyDictionary()
+        self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
+        self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
+        self._error: BaseException | None = None
+        self.members: list[Member] = []
+        self._thread = threading.Thread(target=self._listen, name="aioload-gang", daemon=True)
+        portal.acquire(self._loop_crashed)
+        try:
+            for part in parts:
+                self.members.append(_start(part, contents(part), context, ledger))
+            self._thread.start()
+        except BaseException:
+            self.stop()
+            self._reap()
+            raise
+        end_at_exit(self)
+
+    def __repr__(self) -> str:
+        return f"<Gang {self.members}>"
+
+    @property
+    def reads_limit(self) -> int:
+        """Reads that may be under way at present, in all processes."""
+        return 0 if self._closed else sum(member.reads_limit for member in self.members)
+
+    @property
+    def decode_limit(self) -> int:
+        """Decode threads that may be awake at present, in all processes."""
+        return sum(member.decode_limit for member in self.members)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in flight in all processes when they told last."""
+        return 0 if self._closed else sum(member.num_bytes for member in self.members)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most there have been in each, added up."""
+        return sum(member.peak_bytes for member in self.members)
+
+    def enter(self, remote: Remote, epoch: int, base_seed: int, *, epoch_told: int | None, saved: Any) -> int:
+        """Have the processes begin a pass, whose batches come to ``remote``; return its number."""
+        of = next(self._numbers)
+        self._remotes[of] = remote
+        for member in self.members:
+            member.send(Begin(of, epoch, base_seed, epoch_told, saved))
+        return of
+
+    def load(self, of: int, number: int, indices: list[Any]) -> None:
+        """Have batch ``number`` of a pass loaded. In the consumer's thread."""
+        inner, which = divmod(number, len(self.members))
+        member = self.members[which]
+        member.send(Load(of, inner, indices, member.notes()))
+
+    def note_taken(self, of: int, number: int) -> None:
+        """Note that the consumer has a batch."""
+        inner, which = divmod(number, len(self.members))
+        self.members[which].taken.append((of, inner))
+
+    def flush(self) -> None:
+        """Have the processes told what they have not been told. In the consumer's thread."""
+        self._ring.take_in()
+        for member in self.members:
+            if member.taken or len(member.freed) > 1:
+                notes = member.notes()
+                if notes is not None:
+                    member.send(notes)
+
+    def release(self, slot: Slot) -> None:
+        """Let a slot go that nobody wants."""
+        self._ring.release(slot)
+
+    def leave(self, of: int) -> None:
+        """Have the processes give a pass up. Any thread."""
+        if self._remotes.pop(of, None) is None or self._closed or self._pid != os.getpid():
+            return
+        for member in self.members:
+            member.send(End(of))
+
+    # What a crew has, for runs, passes and the runtime.
+
+    def attach(self, run: Runs) -> None:
+        """Have ``run`` told when processes die or the gang is closed, or at once if that is so."""
+        self._runs[run] = None
+        if self.crashed:
+            assert self._error is not None
+            run.break_(self._error)
+        elif self._closed:
+            run.close()
+
+    def begin(self) -> None:
+        """Do nothing: each process sees to its first reads."""
+
+    def widen_if_stuck(self) -> None:
+        """Let every thread work where jobs wait and none gets done."""
+        for member in self.members:
+            member.send(Widen())
+
+    def close(self) -> None:
+        """End the processes, and close all runs. Any thread, any time; never waits."""
+        if self._given_up or self._pid != os.getpid():
+            return
+        self.stop()
+        for run in self._living_runs():
+            run.close()
+
+    def stop(self) -> None:
+        """End the processes. Whoever waits for a batch goes on waiting."""
+        if self._pid != os.getpid():
+            return
+        self._closed = True
+        self.portal.close()
+        for member in self.members:
+            member.channel.shut()
+        self._loop.release(self._loop_crashed)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until all processes have ended, at most ``timeout_s``."""
+        if self._given_up or self._pid != os.getpid():
+            return
+        deadline = time.monotonic() + timeout_s
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        self._loop.join(deadline)
+
+    def stop_at_exit(self) -> None:
+        """As :meth:`stop`, for good."""
+        self.stop()
+
+    def end_at_exit(self, deadline: float) -> None:
+        """Wait for the processes until ``deadline`` (monotonic), and never again."""
+        self.join(max(0.0, deadline - time.monotonic()))
+        self._given_up = True
+        self._loop.give_up()
+
+    def _living_runs(self) -> list[Runs]:
+        # keyrefs() takes a copy in one step: another thread may attach a run at any time.
+        return [run for ref in self._runs.keyrefs() if (run := ref()) is not None]
+
+    def _loop_crashed(self, exc: BaseException) -> None:
+        self._crash(exc)
+
+    def _crash(self, exc: BaseException) -> None:
+        """Have all runs raise ``exc``, behind what has been handed over, and end what is left."""
+        if self.crashed or self._closed:
+            return
+        self._error, self.crashed = exc, True
+        if not self._loop.call(self._tell, exc):  # after what the loop has to take to the device
+            self._tell(exc)
+        self.stop()
+
+    def _tell(self, exc: BaseException) -> None:
+        for run in self._living_runs():
+            run.break_(exc)
+
+    # The gang's thread.
+
+    def _listen(self) -> None:
+        poll, by_file = select.poll(), dict[int, Member]()
+        for member in self.members:
+            for file in (member.channel.fileno(), member.process.sentinel):
+                poll.register(file, select.POLLIN)
+                by_file[file] = member
+        try:
+            while not self._closed:
+                for file, _ in poll.poll():
+                    if not self._serve(by_file[file], file):
+                        return
+        except BaseException as exc:
+            error = EngineError(f"What came from an engine process could not be taken in: {exc!r}.")
+            error.__cause__ = exc
+            self._crash(error)
+        finally:
+            self.stop()
+            self._reap()
+
+    def _serve(self, member: Member, file: int) -> bool:
+        """Take in what there is; return whether there may be more."""
+        is_message = file == member.channel.fileno()
+        if not is_message:  # the process has ended; what it sent before counts
+            with contextlib.suppress(BlockingIOError):
+                member.channel.set_blocking(False)
+                while (received := member.channel.receive()) is not None:
+                    self._take(member, *received)
+        elif (received := member.channel.receive()) is not None:
+            self._take(member, *received)
+            return not self._closed
+        if not self._closed:
+            member.ended = True
+            self._crash(self._death_of(member))
+        return False
+
+    def _take(self, member: Member, packed: bytes, file: int | None) -> None:
+        message = pickle.loads(packed)
+        if isinstance(message, Broken):
+            self._crash(abroad.unpack_error(message.error))
+            return
+        assert isinstance(message, Done)
+        self._count(member, message)
+        made, slot, layout = message.made, None, None
+        if isinstance(made, InRows | InPieces) and made.segment is not None:
+            slot = member.slot(made.segment, file, self._ring)
+        if isinstance(made, InRows):
+            layout = self._layout_of(made.layout)
+        remote = self._remotes.get(message.of)
+        if remote is not None:
+            remote.arrive(member.number, message, slot, layout)
+        elif slot is not None:
+            self._ring.release(slot)
+
+    def _count(self, member: Member, done: Done) -> None:
+        totals = done.totals
+        for name, value in zip(Tally.__slots__, totals.sums, strict=True):
+            setattr(member.tally, name, value)
+        member.reads_limit, member.decode_limit = totals.reads_limit, totals.decode_limit
+        member.num_bytes, member.peak_bytes = totals.num_bytes, totals.peak_bytes
+        for segment in done.dropped:
+            member.slots.pop(segment, None)
+        if self.regulator is not None:
+            self.regulator.limits[member.number] = totals.reads_limit
+
+    def _layout_of(self, pickled: bytes) -> Layout:
+        layout = self._layouts.get(pickled)
+        if layout is None:
+            layout = self._layouts[pickled] = pickle.loads(pickled)
+            if len(self._layouts) > _MOST_LAYOUTS:
+                self._layouts.popitem(last=False)
+        return layout
+
+    def _death_of(self, member: Member) -> ProcessDiedError:
+        member.process.join(_END_S)
+        waiting = [remote.waiting_for(member.number) for remote in list(self._remotes.values())]
+        batch = next((each for each in waiting if each is not None), None)
+        text = f"Engine process {member.number} (pid {member.pid}) {_how_it_ended(member.process.exitcode)}"
+        if batch is None:
+            return ProcessDiedError(f"{text}.")
+        error = ProcessDiedError(f"{text} while it was to load the batch of the indices noted below.")
+        annotate(error, ErrorContext(list(batch.indices), None, "process"))
+        return error
+
+    def _reap(self) -> None:
+        """See all processes end, and kill those that do not."""
+        deadline = time.monotonic() + _END_S
+        for member in self.members:
+            process = member.process
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            with contextlib.suppress(ValueError):
+                process.close()
+            member.channel.close()
+            self._ledger.close(member.tally)
+
+
+def new_context(context: Any) -> BaseContext:
+    """Return how engine processes are started: as ``multiprocessing_context`` says, or by a server that forks them.
+
+    The server is a process that has done nothing but import, so that each further one takes milliseconds.
+    """
+    if context is not None:
+        return context  # type: ignore[no-any-return]
+    chosen = multiprocessing.get_context("forkserver")
+    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
+        chosen.set_forkserver_preload(["__main__", _PRELOAD])
+    return chosen
+
+
+def _start(part: Part, contents: dict[str, Any], context: BaseContext, ledger: Ledger) -> Member:
+    if multiprocessing.current_process().daemon:
+        message = (
+            "processes= needs processes of its own, and this one is daemonic (a worker of torch's loader or of a pool, "
+            "say), which may not start any. Leave processes out here."
+        )
+        raise ArgumentError(message)
+    channel, end = new_channel()
+    process = context.Process(  # type: ignore[attr-defined]
+        target=child.main, args=(Parcel(**contents), end, part), name=f"aioload-{part.process}", daemon=True
+    )
+    try:
+        with end, _interrupts_later(context):
+            process.start()
+    except BaseException:
+        channel.close()
+        raise
+    return Member(part.process, channel, process, ledger.open())
+
+
+@contextlib.contextmanager
+def _interrupts_later(context: BaseContext) -> Iterator[None]:
+    """Have a process that is started here begin with SIGINT blocked, until it ignores it."""
+    if context.get_start_method() == "forkserver":
+        forkserver.ensure_running()  # not with SIGINT blocked: others' processes come from it too
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "has closed its connection"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "a signal"
+    return f"was killed by signal {-code} ({name})"
+
+
+def _all_of(queue: "deque[Any]") -> list[Any]:
+    items = []
+    while True:
+        try:
+            items.append(queue.popleft())
+        except IndexError:
+            return items
+
+
+def _note_freed(freed: "deque[int]", segment: int, _: Slot) -> None:
+    freed.append(segment)
