@@ -1,0 +1,106 @@
+"""Abroad: datasets for engine processes, which must be found there by name."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from aioload import FileDataset, get_worker_info, sample_rng
+
+
+class Point(NamedTuple):
+    image: Any
+    label: int
+    name: str
+
+
+class FieldsError(Exception):
+    """An exception that cannot be made of its arguments, with a field."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"code {code} at {where}")
+        self.code, self.where, self.lock = code, where, threading.Lock()
+
+
+class Points:
+    """Samples with everything in them that a layout has; some raise."""
+
+    def __init__(self, size: int, *, bad: tuple[int, ...] = ()) -> None:
+        self.size, self.bad = size, bad
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Point:
+        if index in self.bad:
+            raise FieldsError(index, where="here")
+        return Point(np.full((2, 3), index, np.float32), index, f"sample {index}")
+
+
+class Drawing:
+    """Samples that are drawn at random, and tell who drew them."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        info = get_worker_info()
+        numbers = (-1, -1) if info is None else (info.id, -1 if info.process is None else info.process)
+        return {"drawn": sample_rng().random(3), "pid": os.getpid(), "worker": numbers}
+
+
+class Asynchronous:
+    """Samples that are awaited."""
+
+    def __len__(self) -> int:
+        return 20
+
+    async def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3,), index)
+
+
+class Deadly:
+    """Samples of which one ends the process."""
+
+    def __init__(self, deadly: int, number: int = signal.SIGKILL) -> None:
+        self.deadly, self.number = deadly, number
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.deadly:
+            os.kill(os.getpid(), self.number)
+        return index
+
+
+def decode_numbers(data: bytes, index: int) -> tuple[Any, int]:
+    return np.frombuffer(data, np.uint8).copy(), index
+
+
+def files_in(folder: Path, count: int, *, missing: int | None = None) -> FileDataset[Any]:
+    """Return a dataset of small files, of which one may not be there."""
+    paths = [folder / f"{number}.bin" for number in range(count)]
+    for number, path in enumerate(paths):
+        if number != missing:
+            path.write_bytes(bytes([number, number + 1, number + 2]))
+    return FileDataset([str(path) for path in paths], decode_numbers)
+
+
+def ragged(samples: list[Any]) -> dict[str, Any]:
+    """Return a batch that no layout has: a collate_fn."""
+    images = [torch.arange(sample.label) for sample in samples]
+    turned = torch.arange(6.0).view(2, 3).t()
+    return {"images": images, "turned": turned, "arrays": np.arange(3), "names": [sample.name for sample in samples]}
+
+
+def unsendable(samples: list[Any]) -> Any:
+    return lambda: samples

@@ -1,0 +1,189 @@
+"""Engine processes give what threads give: the same batches, errors and random numbers, and end as well."""
+
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from abroad import Asynchronous, Deadly, Drawing, FieldsError, Points, files_in, ragged, unsendable
+from oracle import assert_same, outcomes, torch_outcomes
+
+from aioload import DataLoader, error_context
+from aioload.engine.gang import Gang, new_context
+from aioload.errors import ArgumentError, ProcessDiedError, TransferError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks_are_served() -> None:
+    """Start what multiprocessing keeps for the life of this process, files included."""
+    new_context(None)
+    forkserver.ensure_running()
+    resource_tracker.ensure_running()
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not multiprocessing.active_children()
+
+
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
+
+
+def loader_of(dataset: Any, batch_size: int | None = 4, **arguments: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size, **{"processes": 2, "num_workers": 2, **arguments})
+
+
+def until_error(batches: Iterator[Any]) -> tuple[list[Any], BaseException | None]:
+    """Return the batches that came before an error, and that error."""
+    got: list[Any] = []
+    try:
+        got.extend(batches)
+    except Exception as exc:
+        return got, exc
+    return got, None
+
+
+def gang_of(loader: DataLoader[Any]) -> Gang:
+    """Return the processes of a loader with persistent workers."""
+    gang = loader._runtime()._kept.crew
+    assert isinstance(gang, Gang)
+    return gang
+
+
+@pytest.mark.parametrize("collate_fn", [None, ragged], ids=["rows", "pieces"])
+def test_batches_are_torchs(collate_fn: Any) -> None:
+    dataset = Points(30)
+    with loader_of(dataset, collate_fn=collate_fn) as loader:
+        got = outcomes(iter(loader))
+    assert_same(got, torch_outcomes(dataset, batch_size=4, collate_fn=collate_fn))
+    if collate_fn is not None:
+        assert got[0]["turned"].stride() == (1, 3)
+        assert got[0]["arrays"].flags.writeable
+
+
+def test_files_and_their_errors(tmp_path: Path) -> None:
+    dataset = files_in(tmp_path, 26, missing=9)
+    with loader_of(dataset) as loader:
+        got = outcomes(iter(loader))
+        assert loader.stats().samples == 22
+        assert 66 <= loader.stats().bytes_read <= 75  # a batch that has failed need not be loaded to its end
+    expected = torch_outcomes(dataset, batch_size=4)
+    assert_same(got, expected)
+    error, path = got[2], dataset.paths[9]
+    assert isinstance(error, FileNotFoundError)
+    assert error.filename == path
+    context = error_context(error)
+    assert context is not None
+    assert (context.index, context.location, context.stage) == (9, path, "read")
+    assert any("stage 'read', index 9" in note for note in error.__notes__)
+
+
+def test_errors_have_their_fields_and_the_traceback() -> None:
+    with loader_of(Points(12, bad=(5,))) as loader:
+        _, error, third = outcomes(iter(loader))
+    assert third.label.tolist() == [8, 9, 10, 11]
+    assert type(error) is FieldsError
+    assert (error.code, error.where, str(error)) == (5, "here", "code 5 at here")
+    notes = "\n".join(error.__notes__)
+    assert 'raise FieldsError(index, where="here")' in notes
+    assert f"in process {os.getpid()}" not in notes
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_random_numbers_do_not_depend_on_processes(persistent: bool) -> None:
+    arguments: dict[str, Any] = {"batch_size": 5, "seed": 3, "shuffle": True}
+    with DataLoader(Drawing(), num_workers=2, **arguments) as threads:
+        expected = [outcomes(iter(threads)) for _ in range(2)]
+    with DataLoader(Drawing(), processes=2, num_workers=3, persistent_workers=persistent, **arguments) as loader:
+        got = [outcomes(iter(loader)) for _ in range(2)]
+    for ours, theirs in zip(got, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one["drawn"], other["drawn"])
+    pids = {int(pid) for epoch in got for batch in epoch for pid in batch["pid"]}
+    assert len(pids) == (2 if persistent else 4)
+    assert os.getpid() not in pids
+    pairs = [torch.stack(batch["worker"], 1).tolist() for epoch in got for batch in epoch]
+    workers = {tuple(pair) for batch in pairs for pair in batch}
+    assert workers <= {(0, 0), (1, 0), (2, 1)}
+    assert {process for _, process in workers} == {0, 1}
+
+
+def test_async_samples() -> None:
+    with loader_of(Asynchronous()) as loader:
+        assert_same(
+            outcomes(iter(loader)), [torch.full((4, 3), 0) + torch.arange(n, n + 4)[:, None] for n in range(0, 20, 4)]
+        )
+
+
+def test_a_batch_is_not_written_to_while_it_is_seen() -> None:
+    with loader_of(Points(400), persistent_workers=True) as loader:
+        held = []
+        for number, batch in enumerate(loader):
+            if number % 9 == 0:
+                held.append((number, batch.image))
+            elif number % 9 == 1:
+                held.append((number, batch.image.numpy()[1:]))
+        for number, image in held:
+            first = number * 4 if len(image) == 4 else number * 4 + 1
+            assert image[:, 0, 0].tolist() == [*range(first, number * 4 + 4)]
+        num_slots = sum(len(member.slots) for member in gang_of(loader).members)
+        del batch, image, held
+        for _ in loader:
+            pass
+        assert sum(len(member.slots) for member in gang_of(loader).members) <= num_slots + 2
+
+
+def test_a_pass_that_is_dropped_ends_its_processes() -> None:
+    loader = loader_of(Points(4000))
+    batches = iter(loader)
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    del batches
+
+
+def test_a_killed_process_is_an_error_that_says_what_it_was_on() -> None:
+    with loader_of(Deadly(21)) as loader:
+        got, error = until_error(iter(loader))
+    assert type(error) is ProcessDiedError
+    assert re.search(r"Engine process 1 .* killed by signal 9 \(SIGKILL\)", str(error))
+    context = error_context(error)
+    assert context is not None
+    assert context.index == [20, 21, 22, 23]
+    assert [batch.tolist() for batch in got] == [list(range(n, n + 4)) for n in range(0, 4 * len(got), 4)]
+    assert len(got) <= 5
+
+
+def test_persistent_processes_are_replaced_when_one_was_killed() -> None:
+    with loader_of(Points(40), persistent_workers=True) as loader:
+        list(loader)
+        os.kill(gang_of(loader).members[0].pid, signal.SIGKILL)
+        gang_of(loader)._thread.join(10)
+        assert_same(list(loader), torch_outcomes(Points(40), batch_size=4))
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    dataset = Points(8)
+    dataset.handles = {"lock": [threading.Lock()]}  # type: ignore[attr-defined]
+    with loader_of(dataset) as loader, pytest.raises(TransferError, match=r"dataset\.handles\['lock'\]\[0\] cannot"):
+        iter(loader)
+    with loader_of(Points(8), collate_fn=unsendable) as loader:
+        first, second = outcomes(iter(loader))
+    assert isinstance(first, TransferError)
+    assert isinstance(second, TransferError)
+
+
+def test_arguments() -> None:
+    with pytest.raises(ArgumentError, match="processes=2 needs num_workers > 0"):
+        loader_of(Points(8), num_workers=0)
+    with pytest.raises(ArgumentError, match="processes"):
+        loader_of(Points(8), processes=-1)
