@@ -1,5 +1,6 @@
 """The loader: torch's DataLoader by its arguments and attributes, our engine by its work."""
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -419,7 +420,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _tell_epoch(self, epoch: int) -> None:
         sampler = self._index_sampler
         inner = innermost(sampler)
-        self._epochs.set(epoch, *([inner] if inner is sampler else [inner, sampler]), self.dataset)
+        runtime = self._runtimes.get(os.getpid())
+        with contextlib.nullcontext() if runtime is None else runtime.telling_epoch():
+            self._epochs.set(epoch, *([inner] if inner is sampler else [inner, sampler]), self.dataset)
         self._epoch_told = epoch
 
     def _fits(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,3 +105,55 @@ def ragged(samples: list[Any]) -> dict[str, Any]:
 
 def unsendable(samples: list[Any]) -> Any:
     return lambda: samples
+
+
+class Epochs:
+    """Samples that are the epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
+
+
+def instead(exc: Exception) -> Point:
+    """Return a sample in place of one that failed."""
+    return Point(np.zeros((2, 3), np.float32), -1, str(exc))
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Twenty-two numbers, of which each worker yields a part."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 22, info.num_workers))
+
+
+_here = threading.local()
+
+
+def note_worker(number: int) -> None:
+    _here.number = number
+
+
+def refuse(number: int) -> None:
+    if number == 1:
+        raise FieldsError(number, where="beginning")
+
+
+class Seeded:
+    """Samples that are the number that ``note_worker`` was given in their thread."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> int:
+        return int(_here.number)

@@ -5,16 +5,34 @@ import multiprocessing
 import os
 import re
 import signal
+import textwrap
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from abroad import Asynchronous, Deadly, Drawing, FieldsError, Points, files_in, ragged, unsendable
-from oracle import assert_same, outcomes, torch_outcomes
+from abroad import (
+    Asynchronous,
+    Deadly,
+    Drawing,
+    Epochs,
+    FieldsError,
+    Points,
+    Seeded,
+    Stream,
+    files_in,
+    instead,
+    note_worker,
+    ragged,
+    refuse,
+    unsendable,
+)
+from oracle import assert_same, by_async_for, outcomes, torch_outcomes
+from scripts import Nursery
 
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang, new_context
@@ -51,6 +69,16 @@ def until_error(batches: Iterator[Any]) -> tuple[list[Any], BaseException | None
     except Exception as exc:
         return got, exc
     return got, None
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Wait until no such process is there, for ten seconds at most."""
+    deadline = time.monotonic() + 10
+    left = set(pids)
+    while left and time.monotonic() < deadline:
+        left = {pid for pid in left if Path(f"/proc/{pid}").exists()}
+        time.sleep(0.01)  # they are nobody's children here, whom to wait for
+    assert not left
 
 
 def gang_of(loader: DataLoader[Any]) -> Gang:
@@ -187,3 +215,116 @@ def test_arguments() -> None:
         loader_of(Points(8), num_workers=0)
     with pytest.raises(ArgumentError, match="processes"):
         loader_of(Points(8), processes=-1)
+
+
+def test_set_epoch_reaches_processes_that_persist() -> None:
+    with loader_of(Epochs(), persistent_workers=True, in_order=True) as loader:
+        seen = []
+        for epoch in (0, 3, 3, 5):
+            loader.set_epoch(epoch)
+            seen.append([batch.tolist() for batch in loader])
+            pids = {member.pid for member in gang_of(loader).members}
+            first = pids if epoch == 0 else first
+        assert seen == [[[epoch] * 4] * 2 for epoch in (0, 3, 3, 5)]
+        assert pids == first
+        loader.dataset.epoch = 8  # type: ignore[attr-defined]
+        assert [batch.tolist() for batch in loader] == [[8] * 4] * 2
+        assert {member.pid for member in gang_of(loader).members} != first
+
+
+def test_a_pass_is_resumed() -> None:
+    arguments: dict[str, Any] = {"shuffle": True, "seed": 5}
+    with loader_of(Points(40), **arguments) as loader:
+        whole = list(loader)
+        loader.set_epoch(0)
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        state = loader.state_dict()
+    with loader_of(Points(40), **arguments) as loader:
+        loader.load_state_dict(state)
+        assert_same(list(loader), whole[3:])
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace", instead])
+def test_samples_that_fail_are_dealt_with(on_error: Any) -> None:
+    arguments: dict[str, Any] = {"on_error": on_error, "max_errors": 6}
+    dataset = Points(24, bad=(1, 8, 9, 10, 11, 23))
+    with DataLoader(dataset, 4, num_workers=2, **arguments) as loader:
+        expected, records = list(loader), loader.errors()
+    with loader_of(dataset, **arguments) as loader:
+        assert_same(list(loader), expected)
+        assert loader.stats().errors == 6
+        for ours, theirs in zip(loader.errors(), records, strict=True):
+            assert ours[:3] == theirs[:3]
+            assert (type(ours.error), str(ours.error)) == (type(theirs.error), str(theirs.error))
+
+
+def test_an_iterable_dataset_is_passed_over_once() -> None:
+    with loader_of(Stream(), num_workers=3) as loader:
+        assert [batch.tolist() for batch in loader] == [list(range(n, min(n + 4, 22))) for n in range(0, 22, 4)]
+    with loader_of(Stream(), num_workers=3, iterable_workers=2) as loader:
+        assert sorted(number for batch in loader for number in batch.tolist()) == list(range(22))
+
+
+def test_async_for() -> None:
+    with loader_of(Points(22)) as loader:
+        assert_same(by_async_for(loader), torch_outcomes(Points(22), batch_size=4))
+
+
+def test_two_passes_at_once() -> None:
+    with loader_of(Points(24), persistent_workers=True) as loader:
+        pairs = list(zip(loader, loader, strict=True))
+    assert_same([one for one, _ in pairs], torch_outcomes(Points(24), batch_size=4))
+    assert_same([other for _, other in pairs], [one for one, _ in pairs])
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_other_ways_to_start_them(way: str) -> None:
+    with loader_of(Points(12), multiprocessing_context=way, processes=1) as loader:
+        assert_same(list(loader), torch_outcomes(Points(12), batch_size=4))
+
+
+def test_worker_init_fn_is_called_for_each_worker_and_what_it_raises_is_raised() -> None:
+    with loader_of(Seeded(), 1, num_workers=3, worker_init_fn=note_worker) as loader:
+        assert {int(batch) for batch in loader} <= {0, 1, 2}
+    with loader_of(Seeded(), worker_init_fn=refuse) as loader, pytest.raises(FieldsError, match="code 1 at beginning"):
+        next(iter(loader))
+
+
+HEAD = """
+import os, signal, sys, time, threading
+from abroad import Points
+from aioload import DataLoader
+loader = DataLoader(Points(4000), 4, processes=2, num_workers=2)
+batches = iter(loader)
+next(batches)
+"""
+
+
+def test_the_interpreter_ends_quietly_beside_processes(nursery: Nursery) -> None:
+    pids = nursery.run_quietly(HEAD + "import multiprocessing\nfor each in multiprocessing.active_children(): print(each.pid)")
+    wait_until_gone(map(int, pids.split()))
+
+
+def test_nothing_outlives_a_consumer_that_is_killed(nursery: Nursery) -> None:
+    before = set(os.listdir("/dev/shm"))
+    end = "import multiprocessing\nfor each in multiprocessing.active_children(): print(each.pid, flush=True)\n"
+    ended = nursery.run(HEAD + end + "os.kill(os.getpid(), signal.SIGKILL)")
+    assert ended.code == -signal.SIGKILL
+    assert len(ended.out.split()) == 2
+    wait_until_gone(map(int, ended.out.split()))
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_an_interrupt_is_for_the_consumer(nursery: Nursery) -> None:
+    end = """
+    try:
+        os.killpg(0, signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print(sum(1 for _ in batches))
+    """
+    begin = "import os; os.setpgid(0, 0)\n"  # the processes are of the group that one Ctrl-C is for
+    assert nursery.run_quietly(begin + HEAD + textwrap.dedent(end)) == "999\n"

@@ -22,7 +22,7 @@ from aioload.engine.budget import Budget
 from aioload.engine.channel import Channel
 from aioload.engine.crew import Crew
 from aioload.engine.items import Items
-from aioload.engine.messages import Begin, Broken, Done, End, Failed, InPieces, InRows, Load, Notes, Totals, Widen
+from aioload.engine.messages import Begin, Begun, Broken, Done, End, Failed, InPieces, InRows, Load, Notes, Totals, Widen
 from aioload.engine.pace import Pace
 from aioload.engine.packing import Packed
 from aioload.engine.parcel import Parcel
@@ -202,6 +202,7 @@ class Child:
         if self._crew is None:
             seed_process(begin.base_seed + part.first_worker)
             self._crew = self._new_crew(source)
+            self._crew.portal.pass_through(_send, self._channel, Begun())
         share = Share(
             self._settings,
             source,

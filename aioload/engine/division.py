@@ -77,5 +77,7 @@ def gang_for(plan: Plan, kind: Kind, *, ring: Ring, portal: Portal, ledger: Ledg
         ring=ring,
         portal=portal,
         ledger=ledger,
+        has_beginning=plan.worker_init_fn is not None,
+        epoch_told=plan.epoch_told,
         auto=plan.num_concurrent_reads is None and kind in (Kind.STAGED, Kind.AWAITED, Kind.ASYNC),
     )

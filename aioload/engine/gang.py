@@ -57,7 +57,7 @@ from aioload.engine.channel import Channel, new_channel
 from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.demand import Demand
-from aioload.engine.messages import Begin, Broken, Done, End, InPieces, InRows, Load, Notes, Widen
+from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Notes, Widen
 from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
 from aioload.engine.segments import map_file
@@ -154,6 +154,8 @@ class Gang:
         portal: The loop.
         ledger: Where what they do is counted.
         auto: Whether they find out by themselves how much to read.
+        has_beginning: Whether nothing is handed over before all processes say that they have begun.
+        epoch_told: What the dataset's ``set_epoch`` was last called with, before it was pickled.
 
     Raises:
         TransferError: Something cannot be pickled.
@@ -170,9 +172,11 @@ class Gang:
         portal: Portal,
         ledger: Ledger,
         auto: bool,
+        has_beginning: bool,
+        epoch_told: int | None,
     ) -> None:
-        self._ring, self._loop, self._ledger = ring, portal, ledger
-        self.portal = Entrance(portal, opened=True)
+        self._ring, self._loop, self._ledger, self._epoch_told = ring, portal, ledger, epoch_told
+        self.portal = Entrance(portal, opened=not has_beginning)
         self.regulator: Any = ReadsElsewhere() if auto else None
         self.crashed = self._closed = self._given_up = False
         self._pid = os.getpid()
@@ -181,6 +185,7 @@ class Gang:
         self._numbers = itertools.count()
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._error: BaseException | None = None
+        self._num_begun = 0
         self.members: list[Member] = []
         self._thread = threading.Thread(target=self._listen, name="aioload-gang", daemon=True)
         portal.acquire(self._loop_crashed)
@@ -221,8 +226,9 @@ class Gang:
         """Have the processes begin a pass, whose batches come to ``remote``; return its number."""
         of = next(self._numbers)
         self._remotes[of] = remote
+        news, self._epoch_told = None if epoch_told == self._epoch_told else epoch_told, epoch_told
         for member in self.members:
-            member.send(Begin(of, epoch, base_seed, epoch_told, saved))
+            member.send(Begin(of, epoch, base_seed, news, saved))
         return of
 
     def load(self, of: int, number: int, indices: list[Any]) -> None:
@@ -373,6 +379,11 @@ class Gang:
         message = pickle.loads(packed)
         if isinstance(message, Broken):
             self._crash(abroad.unpack_error(message.error))
+            return
+        if isinstance(message, Begun):
+            self._num_begun += 1
+            if self._num_begun == len(self.members):
+                self.portal.open()
             return
         assert isinstance(message, Done)
         self._count(member, message)

@@ -15,7 +15,7 @@ class Begin(NamedTuple):
     epoch: int
     base_seed: int
     epoch_told: int | None
-    """What ``set_epoch`` of the dataset is to be called with, if anything."""
+    """What ``set_epoch`` of the dataset is to be called with, where that is news."""
     saved: Any
     """Where the iterators of an iterable dataset are to begin."""
 
@@ -104,6 +104,10 @@ class Totals(NamedTuple):
     decode_limit: int
     num_bytes: int
     peak_bytes: int
+
+
+class Begun(NamedTuple):
+    """``worker_init_fn`` has returned in all threads of the process."""
 
 
 class Broken(NamedTuple):

@@ -10,6 +10,7 @@ import time
 import weakref
 
 from aioload.engine import aside
+from aioload.engine.appearance import Appearance
 from aioload.engine.crew import Crew
 from aioload.engine.gang import Gang
 from aioload.engine.inline import InlineRun
@@ -106,6 +107,7 @@ class Kept:
     def __init__(self) -> None:
         self.crew: Crew | Gang | None = None
         self.base_seed: int | None = None  # that of the crew
+        self.given: Appearance | None = None  # of what a gang was given
         self.portal: Portal | None = None
         self._pid = os.getpid()
 

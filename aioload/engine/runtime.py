@@ -5,11 +5,12 @@ while the present one ends: as batches of this one are consumed, batches of the 
 ``iter()`` takes that pass up if the sampler would still draw the same and the dataset has not been changed.
 """
 
+import contextlib
 import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from aioload.collate import collation_rules
 from aioload.context import PassContext
 from aioload.copier import Copier
 from aioload.device import pinned_memory
+from aioload.engine.appearance import Appearance
 from aioload.engine.beginning import Beginning, begin_worker
 from aioload.engine.budget import Budget
 from aioload.engine.crew import Crew
@@ -285,9 +287,10 @@ class Runtime:
         if crew is not None and crew.crashed:
             crew.close()
             crew = None
+        is_stale = isinstance(crew, Gang) and not self._is_still()
         if ahead is not None:
             run, lookahead = ahead
-            if crew is not None and saved is None and lookahead.take_up(epoch):
+            if crew is not None and not is_stale and saved is None and lookahead.take_up(epoch):
                 run.on_exhausted = self._run_ahead
                 run.grant(max_batches, is_wanted=True)
                 return run, crew
@@ -297,12 +300,30 @@ class Runtime:
         keeps_seed = crew is not None and (saved is None or "base_seed" in saved)
         stream = self._stream(epoch, saved, self._kept.base_seed if keeps_seed else None)
         source = self._source(stream, saved, first=crew is None)
+        if crew is not None and is_stale:  # processes have copies of what has been changed
+            crew.close()
+            crew = None
         if crew is None:
             crew = self._kept.crew = self._new_crew(source)
+            self._note_given()
         self._kept.base_seed = stream.base_seed
         run = self._new_run(source, stream, crew, max_batches, saved)
         run.on_exhausted = self._run_ahead
         return run, crew
+
+    @contextlib.contextmanager
+    def telling_epoch(self) -> Iterator[None]:
+        """Tell the dataset the epoch: it changes, and persistent processes will be told as well."""
+        was_still = self._is_still()
+        yield
+        if was_still:
+            self._note_given()
+
+    def _is_still(self) -> bool:
+        return self._kept.given is not None and self._kept.given.is_still(*_given(self._plan))
+
+    def _note_given(self) -> None:
+        self._kept.given = Appearance(*_given(self._plan)) if isinstance(self._kept.crew, Gang) else None
 
     def _run_ahead(self, num_batches: int) -> None:
         """Let the next pass be ``num_batches`` ahead. In the consumer's thread."""
@@ -332,3 +353,10 @@ class Runtime:
         ahead, self._next = self._next, None
         if ahead is not None:
             ahead[0].close()
+
+
+def _given(plan: Plan) -> tuple[Any, ...]:
+    """Return what processes get a copy of."""
+    tolerance = plan.settings.tolerance
+    on_error = None if tolerance is None else tolerance.on_error
+    return plan.dataset, plan.reader, plan.worker_init_fn, plan.settings.collate_fn, collation_rules(), on_error

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aioload.engine.appetite import Appetite
 from aioload.engine.batch import Batch
 from aioload.engine.budget import Budget, Claim
 from aioload.engine.choice import Crew, fetcher_for
@@ -65,6 +66,7 @@ class Share:
             on_size=self._window.note_size,
             tolerance=settings.tolerance,
         )
+        self._appetite = None if crew.regulator is None else Appetite(crew.regulator.demand)
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
         self._by_loop = source.kind in (Kind.ASYNC, Kind.AWAITED)
 
@@ -75,6 +77,8 @@ class Share:
         """Start to load the batch of that number, unless it was started before: an interrupt may have it sent twice."""
         if number < self._num_loaded or self._closed:
             return
+        if not self._num_loaded and self._appetite is not None:
+            self._appetite.begin()
         self._num_loaded = number + 1
         num_ahead = number + 1 - self._window.delivered
         if num_ahead > self._num_granted:  # how far ahead the consumer's side decides; here only bytes count
@@ -91,6 +95,8 @@ class Share:
         if batch is None:
             return
         batch.claim.close()
+        if self._appetite is not None:
+            self._appetite.note_taken()
         self._window.delivered += 1
         self._window.oldest = min(self._open, default=self._num_loaded)
         self._budget.changed()
@@ -103,11 +109,15 @@ class Share:
             batch.cancel()
         self._open.clear()
         self._window.clear()
+        if self._appetite is not None:
+            self._appetite.end()
 
     def _resubmit(self, jobs: list[Any]) -> None:
         self._fetcher.resubmit(jobs)
 
     def _report(self, batch: Batch, given: Sequence[Any]) -> None:
+        if self._appetite is not None:
+            self._appetite.note_done()
         if isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct:
             self._on_done(batch, given)
         elif self._by_loop:  # they are lost with the loop, so that one error comes, and not two
