@@ -206,7 +206,7 @@ def loader_seed(seed: Any, generator: torch.Generator | None) -> int | None:
 def say_once_that_there_are_no_processes() -> None:
     """Warn that ``multiprocessing_context`` has no effect, once in a process."""
     warnings.warn(
-        "multiprocessing_context has no effect: aioload has no worker processes, and num_workers counts threads.",
+        "multiprocessing_context has no effect without processes=, and num_workers counts threads.",
         UserWarning,
         stacklevel=3,  # the line that makes the loader
     )

@@ -382,7 +382,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._completed(record.state())
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch warns of too many worker processes here, and threads are not that."""
+        """Do nothing: torch warns of too many worker processes here; ``num_workers`` counts threads."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments; nothing that is under way travels."""

@@ -157,3 +157,34 @@ class Seeded:
 
     def __getitem__(self, index: int) -> int:
         return int(_here.number)
+
+
+class Many:
+    """Samples that are loaded a batch at a time."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return -index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [-index for index in indices]
+
+
+class Stuck:
+    """Samples of which one never comes."""
+
+    def __init__(self, stuck: int) -> None:
+        self.stuck = stuck
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.stuck:
+            threading.Event().wait()
+        return index

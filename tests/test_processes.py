@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import re
 import signal
-import textwrap
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -21,9 +20,11 @@ from abroad import (
     Drawing,
     Epochs,
     FieldsError,
+    Many,
     Points,
     Seeded,
     Stream,
+    Stuck,
     files_in,
     instead,
     note_worker,
@@ -31,12 +32,14 @@ from abroad import (
     refuse,
     unsendable,
 )
+from conftest import join_all, loader_threads
 from oracle import assert_same, by_async_for, outcomes, torch_outcomes
 from scripts import Nursery
 
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang, new_context
-from aioload.errors import ArgumentError, ProcessDiedError, TransferError
+from aioload.errors import ArgumentError, LoaderTimeoutError, ProcessDiedError, TransferError
+from aioload.testing import SimulatedDevice
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,6 +54,7 @@ def forks_are_served() -> None:
 def no_process_is_left() -> Iterator[None]:
     yield
     gc.collect()
+    join_all(loader_threads())  # those that see processes end
     assert not multiprocessing.active_children()
 
 
@@ -219,17 +223,15 @@ def test_arguments() -> None:
 
 def test_set_epoch_reaches_processes_that_persist() -> None:
     with loader_of(Epochs(), persistent_workers=True, in_order=True) as loader:
-        seen = []
+        gangs = set()
         for epoch in (0, 3, 3, 5):
             loader.set_epoch(epoch)
-            seen.append([batch.tolist() for batch in loader])
-            pids = {member.pid for member in gang_of(loader).members}
-            first = pids if epoch == 0 else first
-        assert seen == [[[epoch] * 4] * 2 for epoch in (0, 3, 3, 5)]
-        assert pids == first
+            assert [batch.tolist() for batch in loader] == [[epoch] * 4] * 2
+            gangs.add(gang_of(loader))
+        assert len(gangs) == 1
         loader.dataset.epoch = 8  # type: ignore[attr-defined]
         assert [batch.tolist() for batch in loader] == [[8] * 4] * 2
-        assert {member.pid for member in gang_of(loader).members} != first
+        assert gang_of(loader) not in gangs
 
 
 def test_a_pass_is_resumed() -> None:
@@ -279,6 +281,55 @@ def test_two_passes_at_once() -> None:
     assert_same([other for _, other in pairs], [one for one, _ in pairs])
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dataset": torch.utils.data.TensorDataset(torch.arange(22), torch.rand(22, 3))},
+        {"dataset": Many(22)},
+        {"dataset": Points(6), "batch_size": None},
+        {"dataset": Points(6), "batch_size": None, "processes": 1, "num_concurrent_reads": 2},
+        {"dataset": Points(0)},
+        {"dataset": list(range(22)), "prefetch_bytes": 100, "drop_last": True},
+    ],
+    ids=["tensors", "many", "samples", "one process", "nothing", "few bytes"],
+)
+def test_all_kinds_of_datasets(arguments: dict[str, Any]) -> None:
+    theirs = {name: arguments[name] for name in ("batch_size", "drop_last") if name in arguments}
+    with loader_of(**arguments) as loader:
+        got = outcomes(iter(loader))
+    assert_same(got, torch_outcomes(arguments["dataset"], **{"batch_size": 4, **theirs}))
+
+
+def test_batches_go_on_to_a_device() -> None:
+    device = SimulatedDevice()
+    for collate_fn, name in ((None, "image"), (ragged, "turned")):
+        readings = []
+        with loader_of(Points(24), device=device, collate_fn=collate_fn) as loader:
+            for batch in loader:
+                readings.append(device.read(getattr(batch, name) if collate_fn is None else batch[name]))
+                del batch
+                device.run()
+        for reading, batch in zip(
+            readings, torch_outcomes(Points(24), batch_size=4, collate_fn=collate_fn), strict=True
+        ):
+            assert_same(reading.value, getattr(batch, name) if collate_fn is None else batch[name])
+
+
+def test_a_batch_that_takes_too_long() -> None:
+    with loader_of(Stuck(9), timeout=0.5) as loader:
+        got, error = until_error(iter(loader))
+    assert [batch.tolist() for batch in got] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert type(error) is LoaderTimeoutError
+    assert "index 9" in str(error)
+
+
+def test_persistent_processes_end_with_their_loader() -> None:
+    loader = loader_of(Points(8), persistent_workers=True)
+    list(loader)
+    assert len(multiprocessing.active_children()) == 2
+    del loader
+
+
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_other_ways_to_start_them(way: str) -> None:
@@ -294,37 +345,40 @@ def test_worker_init_fn_is_called_for_each_worker_and_what_it_raises_is_raised()
 
 
 HEAD = """
-import os, signal, sys, time, threading
+import multiprocessing, os, signal, time
+os.setpgid(0, 0)  # the processes will be of the group that one Ctrl-C is for
 from abroad import Points
 from aioload import DataLoader
-loader = DataLoader(Points(4000), 4, processes=2, num_workers=2)
+loader = DataLoader(Points(4000), 4, processes=2, num_workers=2, multiprocessing_context=WAY)
 batches = iter(loader)
 next(batches)
+for process in multiprocessing.active_children():
+    print(process.pid, flush=True)
 """
 
 
 def test_the_interpreter_ends_quietly_beside_processes(nursery: Nursery) -> None:
-    pids = nursery.run_quietly(HEAD + "import multiprocessing\nfor each in multiprocessing.active_children(): print(each.pid)")
+    pids = nursery.run_quietly(HEAD.replace("WAY", "'fork'"))
+    assert len(pids.split()) == 2
     wait_until_gone(map(int, pids.split()))
 
 
-def test_nothing_outlives_a_consumer_that_is_killed(nursery: Nursery) -> None:
+def test_an_interrupt_is_for_the_consumer_and_nothing_outlives_it(nursery: Nursery) -> None:
     before = set(os.listdir("/dev/shm"))
-    end = "import multiprocessing\nfor each in multiprocessing.active_children(): print(each.pid, flush=True)\n"
-    ended = nursery.run(HEAD + end + "os.kill(os.getpid(), signal.SIGKILL)")
-    assert ended.code == -signal.SIGKILL
-    assert len(ended.out.split()) == 2
-    wait_until_gone(map(int, ended.out.split()))
-    assert set(os.listdir("/dev/shm")) <= before
-
-
-def test_an_interrupt_is_for_the_consumer(nursery: Nursery) -> None:
     end = """
-    try:
-        os.killpg(0, signal.SIGINT)
-        time.sleep(60)
-    except KeyboardInterrupt:
-        print(sum(1 for _ in batches))
-    """
-    begin = "import os; os.setpgid(0, 0)\n"  # the processes are of the group that one Ctrl-C is for
-    assert nursery.run_quietly(begin + HEAD + textwrap.dedent(end)) == "999\n"
+try:
+    os.killpg(0, signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print(sum(1 for _ in batches), flush=True)
+batches = iter(loader)
+next(batches)
+for process in multiprocessing.active_children():
+    print(process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = nursery.run(HEAD.replace("WAY", "None") + end)
+    *pids, num_batches, first, second = map(int, ended.out.split())
+    assert (ended.code, ended.err, num_batches) == (-signal.SIGKILL, "", 999)
+    wait_until_gone([*pids, first, second])
+    assert set(os.listdir("/dev/shm")) <= before

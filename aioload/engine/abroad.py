@@ -56,7 +56,7 @@ def _parts_of(exc: BaseException, num_causes: int) -> tuple[Any, ...]:
     whole: bytes | tuple[type[BaseException], tuple[Any, ...]] | None = _if_whole(exc)
     if whole is None:
         kind = _findable(type(exc))
-        args = exc.args if kind is type(exc) else (f"{type(exc).__qualname__}: {exc}",)
+        args = exc.args if kind is type(exc) else (_text_of(exc),)
         whole = (kind, tuple(map(_passable, args)))
     around = [
         None if each is None or num_causes == 0 else _parts_of(each, num_causes - 1)
@@ -93,6 +93,13 @@ def _made_of(parts: tuple[Any, ...]) -> BaseException:
         exc.__context__ = exc.__cause__ if context == cause else _made_of(context)
     exc.__suppress_context__ = suppress
     return exc
+
+
+def _text_of(exc: BaseException) -> str:
+    try:
+        return f"{type(exc).__qualname__}: {exc}"
+    except Exception:  # its own code
+        return text_of(exc)
 
 
 def _findable(kind: type[BaseException]) -> type[BaseException]:

@@ -1,6 +1,7 @@
 """Channel: messages between two processes of one machine, each of which arrives whole or not at all."""
 
 import contextlib
+import errno
 import itertools
 import os
 import socket
@@ -65,11 +66,14 @@ class Channel:
         """Return the next message and the file that came with it, which is the caller's; ``None`` at the end.
 
         Waits, unless something is there.
+
+        Raises:
+            OSError: This process has too many files open for the one that came.
         """
         file: int | None = None
         while True:
             try:
-                packet, files, _, _ = self._socket.recvmsg(
+                packet, files, flags, _ = self._socket.recvmsg(
                     _HEAD.size + _PART_BYTES, _ancillary_bytes, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
@@ -78,6 +82,8 @@ class Channel:
                 return None
             if not packet:
                 return None
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, "A file that came from another process could not be opened here")
             if files:
                 file = array("i", files[0][2])[0]
             is_last, number = _HEAD.unpack_from(packet)

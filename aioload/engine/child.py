@@ -22,7 +22,20 @@ from aioload.engine.budget import Budget
 from aioload.engine.channel import Channel
 from aioload.engine.crew import Crew
 from aioload.engine.items import Items
-from aioload.engine.messages import Begin, Begun, Broken, Done, End, Failed, InPieces, InRows, Load, Notes, Totals, Widen
+from aioload.engine.messages import (
+    Begin,
+    Begun,
+    Broken,
+    Done,
+    End,
+    Failed,
+    InPieces,
+    InRows,
+    Load,
+    Notes,
+    Totals,
+    Widen,
+)
 from aioload.engine.pace import Pace
 from aioload.engine.packing import Packed
 from aioload.engine.parcel import Parcel

@@ -59,9 +59,11 @@ class _Pickler(reduction.ForkingPickler):
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor | torch.UntypedStorage | torch.storage.TypedStorage) and not obj.is_shared():
-            return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return NotImplemented
+        if isinstance(obj, torch.storage.TypedStorage):
+            is_private = not obj._untyped_storage.is_shared()  # noqa: SLF001  # its own is_shared() warns
+        else:
+            is_private = isinstance(obj, torch.Tensor | torch.UntypedStorage) and not obj.is_shared()
+        return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if is_private else NotImplemented
 
 
 def _unpack(pickled: bytes) -> Parcel:

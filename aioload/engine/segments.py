@@ -4,14 +4,19 @@ It is an anonymous file (``memfd_create``), which neither needs ``/dev/shm`` nor
 temporary file that is deleted at once.
 """
 
+import ctypes
+import functools
 import itertools
 import mmap
 import os
 import tempfile
 import weakref
 from collections import deque
+from typing import Any
 
 import torch
+
+_FAILED = ctypes.c_void_p(-1).value
 
 
 class Segments:
@@ -38,7 +43,7 @@ class Segments:
         """
         file = _new_file(num_bytes)
         try:
-            mapping = mmap.mmap(file, num_bytes)
+            mapping = _mapped(file, num_bytes)
         except BaseException:
             os.close(file)
             raise
@@ -69,9 +74,35 @@ class Segments:
 def map_file(file: int) -> torch.Tensor:
     """Return the memory that is another process's segment, by its file, which is closed."""
     try:
-        return torch.frombuffer(mmap.mmap(file, os.fstat(file).st_size), dtype=torch.uint8)
+        return torch.frombuffer(_mapped(file, os.fstat(file).st_size), dtype=torch.uint8)
     finally:
         os.close(file)
+
+
+def _mapped(file: int, num_bytes: int) -> Any:
+    """Return memory as a buffer, which is there as long as the buffer or anything made from it.
+
+    A ``mmap.mmap`` would keep the file open as well (before Python 3.13), and a consumer may hold as many batches as
+    it likes, which are more than the files that it may have open.
+    """
+    library = _library()
+    address = library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{num_bytes} bytes of shared memory could not be mapped: {os.strerror(code)}")
+    mapping = (ctypes.c_uint8 * num_bytes).from_address(address)
+    weakref.finalize(mapping, library.munmap, address, num_bytes).atexit = False
+    return mapping
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    size, number = ctypes.c_size_t, ctypes.c_int
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_long]
+    library.munmap.argtypes = [ctypes.c_void_p, size]
+    return library
 
 
 def _new_file(num_bytes: int) -> int:
