@@ -37,7 +37,8 @@ from oracle import assert_same, by_async_for, outcomes, torch_outcomes
 from scripts import Nursery
 
 from aioload import DataLoader, error_context
-from aioload.engine.gang import Gang, new_context
+from aioload.engine.gang import Gang
+from aioload.engine.member import new_context
 from aioload.errors import ArgumentError, LoaderTimeoutError, ProcessDiedError, TransferError
 from aioload.testing import SimulatedDevice
 

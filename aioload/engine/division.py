@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from aioload.engine.child import Part
-from aioload.engine.gang import Gang, new_context
+from aioload.engine.gang import Gang
+from aioload.engine.member import new_context
 from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import allowed_handles, most_reads

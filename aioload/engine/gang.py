@@ -35,33 +35,27 @@ it does nothing::
 """
 
 import contextlib
-import functools
 import itertools
-import multiprocessing
 import os
 import pickle
 import select
-import signal
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
-from aioload.engine import abroad, child
+from aioload.engine import abroad
 from aioload.engine.batch import Batch
-from aioload.engine.channel import Channel, new_channel
 from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.demand import Demand
-from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Notes, Widen
-from aioload.engine.parcel import Parcel
+from aioload.engine.member import Member, how_it_ended, start
+from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
 from aioload.engine.portal import Portal
-from aioload.engine.segments import map_file
-from aioload.errors import ArgumentError, EngineError, ErrorContext, ProcessDiedError, annotate
+from aioload.errors import EngineError, ErrorContext, ProcessDiedError, annotate
 from aioload.layout import Layout
 from aioload.ring import Ring, Slot
 from aioload.stats import Ledger, Tally
@@ -70,8 +64,6 @@ _END_S = 2.0
 """Seconds that processes get to end before they are killed; their threads get half of it."""
 
 _MOST_LAYOUTS = 64
-
-_PRELOAD = "aioload.engine.child"
 
 
 class Remote(Protocol):
@@ -98,47 +90,6 @@ class ReadsElsewhere:
     def limit(self) -> int:
         """Reads that may be under way, in all processes."""
         return sum(self.limits.values())
-
-
-class Member:
-    """One process, and this side of what it shares with us.
-
-    Args:
-        number: Its number.
-        channel: To it.
-        process: The process, started.
-        tally: What it has done.
-    """
-
-    def __init__(self, number: int, channel: Channel, process: Any, tally: Tally) -> None:
-        self.number, self.channel, self.process, self.tally = number, channel, process, tally
-        self.pid: int = process.pid
-        self.slots: dict[int, Slot] = {}
-        self.freed: deque[int] = deque()  # appended to by whoever lets the last view go
-        self.taken: deque[tuple[int, int]] = deque()
-        self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
-        self.ended = False
-
-    def __repr__(self) -> str:
-        return f"<Member {self.number} pid={self.pid}{' ended' if self.ended else ''}>"
-
-    def notes(self) -> Notes | None:
-        """Return what it has not been told, once."""
-        if not self.freed and not self.taken:
-            return None
-        return Notes(_all_of(self.freed), _all_of(self.taken))
-
-    def send(self, message: Any) -> None:
-        """Send it a message; if it has died, that is found out elsewhere."""
-        self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
-    def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
-        """Return the slot over one of its segments, which has just been filled."""
-        if file is not None:
-            self.slots[segment] = ring.adopt(map_file(file), functools.partial(_note_freed, self.freed, segment))
-        slot = self.slots[segment]
-        slot.arrive()
-        return slot
 
 
 class Gang:
@@ -191,7 +142,7 @@ class Gang:
         portal.acquire(self._loop_crashed)
         try:
             for part in parts:
-                self.members.append(_start(part, contents(part), context, ledger))
+                self.members.append(start(part, contents(part), context, ledger))
             self._thread.start()
         except BaseException:
             self.stop()
@@ -421,7 +372,7 @@ class Gang:
         member.process.join(_END_S)
         waiting = [remote.waiting_for(member.number) for remote in list(self._remotes.values())]
         batch = next((each for each in waiting if each is not None), None)
-        text = f"Engine process {member.number} (pid {member.pid}) {_how_it_ended(member.process.exitcode)}"
+        text = f"Engine process {member.number} (pid {member.pid}) {how_it_ended(member.process.exitcode)}"
         if batch is None:
             return ProcessDiedError(f"{text}.")
         error = ProcessDiedError(f"{text} while it was to load the batch of the indices noted below.")
@@ -441,73 +392,3 @@ class Gang:
                 process.close()
             member.channel.close()
             self._ledger.close(member.tally)
-
-
-def new_context(context: Any) -> BaseContext:
-    """Return how engine processes are started: as ``multiprocessing_context`` says, or by a server that forks them.
-
-    The server is a process that has done nothing but import, so that each further one takes milliseconds.
-    """
-    if context is not None:
-        return context  # type: ignore[no-any-return]
-    chosen = multiprocessing.get_context("forkserver")
-    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
-        chosen.set_forkserver_preload(["__main__", _PRELOAD])
-    return chosen
-
-
-def _start(part: Part, contents: dict[str, Any], context: BaseContext, ledger: Ledger) -> Member:
-    if multiprocessing.current_process().daemon:
-        message = (
-            "processes= needs processes of its own, and this one is daemonic (a worker of torch's loader or of a pool, "
-            "say), which may not start any. Leave processes out here."
-        )
-        raise ArgumentError(message)
-    channel, end = new_channel()
-    process = context.Process(  # type: ignore[attr-defined]
-        target=child.main, args=(Parcel(**contents), end, part), name=f"aioload-{part.process}", daemon=True
-    )
-    try:
-        with end, _interrupts_later(context):
-            process.start()
-    except BaseException:
-        channel.close()
-        raise
-    return Member(part.process, channel, process, ledger.open())
-
-
-@contextlib.contextmanager
-def _interrupts_later(context: BaseContext) -> Iterator[None]:
-    """Have a process that is started here begin with SIGINT blocked, until it ignores it."""
-    if context.get_start_method() == "forkserver":
-        forkserver.ensure_running()  # not with SIGINT blocked: others' processes come from it too
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is None:
-        return "has closed its connection"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "a signal"
-    return f"was killed by signal {-code} ({name})"
-
-
-def _all_of(queue: "deque[Any]") -> list[Any]:
-    items = []
-    while True:
-        try:
-            items.append(queue.popleft())
-        except IndexError:
-            return items
-
-
-def _note_freed(freed: "deque[int]", segment: int, _: Slot) -> None:
-    freed.append(segment)

@@ -1,0 +1,142 @@
+"""Member: one engine process, as the loader has it: how it is started, what is shared with it, and how it ended."""
+
+import contextlib
+import functools
+import multiprocessing
+import pickle
+import signal
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from aioload.engine import child
+from aioload.engine.channel import Channel, new_channel
+from aioload.engine.child import Part
+from aioload.engine.messages import Notes
+from aioload.engine.parcel import Parcel
+from aioload.engine.segments import map_file
+from aioload.errors import ArgumentError
+from aioload.ring import Ring, Slot
+from aioload.stats import Ledger, Tally
+
+_PRELOAD = "aioload.engine.child"
+
+
+class Member:
+    """One process, and this side of what it shares with us.
+
+    Args:
+        number: Its number.
+        channel: To it.
+        process: The process, started.
+        tally: What it has done.
+    """
+
+    def __init__(self, number: int, channel: Channel, process: Any, tally: Tally) -> None:
+        self.number, self.channel, self.process, self.tally = number, channel, process, tally
+        self.pid: int = process.pid
+        self.slots: dict[int, Slot] = {}
+        self.freed: deque[int] = deque()  # appended to by whoever lets the last view go
+        self.taken: deque[tuple[int, int]] = deque()
+        self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
+        self.ended = False
+
+    def __repr__(self) -> str:
+        return f"<Member {self.number} pid={self.pid}{' ended' if self.ended else ''}>"
+
+    def notes(self) -> Notes | None:
+        """Return what it has not been told, once."""
+        if not self.freed and not self.taken:
+            return None
+        return Notes(_all_of(self.freed), _all_of(self.taken))
+
+    def send(self, message: Any) -> None:
+        """Send it a message; if it has died, that is found out elsewhere."""
+        self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
+        """Return the slot over one of its segments, which has just been filled."""
+        if file is not None:
+            self.slots[segment] = ring.adopt(map_file(file), functools.partial(_note_freed, self.freed, segment))
+        slot = self.slots[segment]
+        slot.arrive()
+        return slot
+
+
+def new_context(context: Any) -> BaseContext:
+    """Return how engine processes are started: as ``multiprocessing_context`` says, or by a server that forks them.
+
+    The server is a process that has done nothing but import, so that each further one takes milliseconds.
+    """
+    if context is not None:
+        return context  # type: ignore[no-any-return]
+    chosen = multiprocessing.get_context("forkserver")
+    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
+        chosen.set_forkserver_preload(["__main__", _PRELOAD])
+    return chosen
+
+
+def start(part: Part, contents: dict[str, Any], context: BaseContext, ledger: Ledger) -> Member:
+    """Return a new process, which begins to load when it is told to.
+
+    Raises:
+        ArgumentError: This process may not start any.
+        TransferError: Something in ``contents`` cannot be pickled.
+    """
+    if multiprocessing.current_process().daemon:
+        message = (
+            "processes= needs processes of its own, and this one is daemonic (a worker of torch's loader or of a pool, "
+            "say), which may not start any. Leave processes out here."
+        )
+        raise ArgumentError(message)
+    channel, end = new_channel()
+    process = context.Process(  # type: ignore[attr-defined]
+        target=child.main, args=(Parcel(**contents), end, part), name=f"aioload-{part.process}", daemon=True
+    )
+    try:
+        with end, _interrupts_later(context):
+            process.start()
+    except BaseException:
+        channel.close()
+        raise
+    return Member(part.process, channel, process, ledger.open())
+
+
+@contextlib.contextmanager
+def _interrupts_later(context: BaseContext) -> Iterator[None]:
+    """Have a process that is started here begin with SIGINT blocked, until it ignores it."""
+    if context.get_start_method() == "forkserver":
+        forkserver.ensure_running()  # not with SIGINT blocked: others' processes come from it too
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def how_it_ended(code: int | None) -> str:
+    """Return what became of a process, for a message, by its exit code."""
+    if code is None:
+        return "has closed its connection"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "a signal"
+    return f"was killed by signal {-code} ({name})"
+
+
+def _all_of(queue: "deque[Any]") -> list[Any]:
+    items = []
+    while True:
+        try:
+            items.append(queue.popleft())
+        except IndexError:
+            return items
+
+
+def _note_freed(freed: "deque[int]", segment: int, _: Slot) -> None:
+    freed.append(segment)
