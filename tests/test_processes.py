@@ -40,6 +40,7 @@ from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang
 from aioload.engine.member import new_context
 from aioload.errors import ArgumentError, LoaderTimeoutError, ProcessDiedError, TransferError
+from aioload.ring import SlotState
 from aioload.testing import SimulatedDevice
 
 
@@ -182,6 +183,21 @@ def test_a_pass_that_is_dropped_ends_its_processes() -> None:
     next(batches)
     assert len(multiprocessing.active_children()) == 2
     del batches
+
+
+def test_what_was_loaded_for_a_pass_that_is_dropped_is_used_again() -> None:
+    with loader_of(Points(400), persistent_workers=True, prefetch_factor=4) as loader:
+        for _ in range(6):
+            for number, _batch in enumerate(loader):
+                if number == 3:
+                    break
+        assert len(list(loader)) == 100
+        for _batch in loader:
+            pass
+        gang = gang_of(loader)
+        assert sum(len(member.slots) for member in gang.members) <= 100 + 6 * 8
+        free = [slot.state is SlotState.FREE for member in gang.members for slot in member.slots.values()]
+        assert free.count(False) <= 1 + 8  # _batch, and those of the pass that is begun ahead
 
 
 def test_a_killed_process_is_an_error_that_says_what_it_was_on() -> None:

@@ -371,7 +371,8 @@ class Batch:
         self.columns = layout.columns(self.slot.arena, len(self.indices))
 
     def _release_slot(self) -> None:
-        slot, self.slot = self.slot, None
+        with self._lock:  # whoever closes the run may do it at the same time
+            slot, self.slot = self.slot, None
         self.columns = []
         if slot is not None:
             self._num_bytes = 0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 
 from aioload.cache import Cache
@@ -83,6 +84,7 @@ def main(parcel: Parcel, end: socket.socket, part: Part) -> None:
     """Load what is asked for until the other side is gone. In the main thread of a new process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    torch.set_num_threads(1)  # as torch's workers: there are threads enough
     channel = Channel(end)
     if parcel.error is not None:
         error = TransferError(f"The dataset could not be unpacked in the engine process: {text_of(parcel.error)}.")

@@ -134,6 +134,7 @@ class Gang:
         self._runs: weakref.WeakKeyDictionary[Runs, None] = weakref.WeakKeyDictionary()
         self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
+        self._entered: set[int] = set()  # passes that the processes have not been told the end of
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._error: BaseException | None = None
         self._num_begun = 0
@@ -177,6 +178,7 @@ class Gang:
         """Have the processes begin a pass, whose batches come to ``remote``; return its number."""
         of = next(self._numbers)
         self._remotes[of] = remote
+        self._entered.add(of)
         news, self._epoch_told = None if epoch_told == self._epoch_told else epoch_told, epoch_told
         for member in self.members:
             member.send(Begin(of, epoch, base_seed, news, saved))
@@ -208,8 +210,10 @@ class Gang:
 
     def leave(self, of: int) -> None:
         """Have the processes give a pass up. Any thread."""
-        if self._remotes.pop(of, None) is None or self._closed or self._pid != os.getpid():
+        self._remotes.pop(of, None)
+        if of not in self._entered or self._closed or self._pid != os.getpid():
             return
+        self._entered.discard(of)
         for member in self.members:
             member.send(End(of))
 

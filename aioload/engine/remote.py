@@ -1,5 +1,6 @@
 """Remote: the fetcher of a run whose batches other processes load."""
 
+import weakref
 from typing import Any
 
 from aioload.engine import abroad
@@ -26,6 +27,8 @@ class RemoteFetcher:
         self._gang, self._num_processes = gang, len(gang.members)
         self._open: dict[int, Batch] = {}
         self._of = gang.enter(self, epoch, base_seed, epoch_told=epoch_told, saved=saved)
+        # Where a run is gone that was never closed; else the processes would keep what they have loaded for it.
+        weakref.finalize(self, gang.leave, self._of).atexit = False
 
     def submit(self, batch: Batch) -> None:
         """Send its indices to a process."""

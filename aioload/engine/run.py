@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aioload.copier import Copier
-from aioload.engine.batch import Batch
+from aioload.engine.batch import Batch, BatchState
 from aioload.engine.budget import Budget, Claim
 from aioload.engine.choice import Crew, fetcher_for
 from aioload.engine.crossing import Crossing
@@ -246,6 +246,8 @@ class Run:
         self._handoff.close()
         for batch in list(self._open.values()):
             batch.cancel()
+            if self._remote is not None and batch.state is BatchState.DONE:  # in the hand-off, or on its way
+                batch.discard()
         self._open.clear()
         self._window.clear()
         if self._remote is not None:
@@ -309,6 +311,7 @@ class Run:
                 continue
             self.record.position.add(batch.place)
             if too_many is not None and batch.error is None:
+                batch.discard()
                 raise too_many
             return batch
 
