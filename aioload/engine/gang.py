@@ -136,7 +136,7 @@ class Gang:
         self._numbers = itertools.count()
         self._entered: set[int] = set()  # passes that the processes have not been told the end of
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
-        self._error: BaseException | None = None
+        self._untold: BaseException | None = None  # an error that no run has been told of
         self._num_begun = 0
         self.members: list[Member] = []
         self._thread = threading.Thread(target=self._listen, name="aioload-gang", daemon=True)
@@ -223,8 +223,8 @@ class Gang:
         """Have ``run`` told when processes die or the gang is closed, or at once if that is so."""
         self._runs[run] = None
         if self.crashed:
-            assert self._error is not None
-            run.break_(self._error)
+            error, self._untold = self._untold, None
+            run.break_(error or EngineError("An engine process failed."))
         elif self._closed:
             run.close()
 
@@ -284,13 +284,16 @@ class Gang:
         """Have all runs raise ``exc``, behind what has been handed over, and end what is left."""
         if self.crashed or self._closed:
             return
-        self._error, self.crashed = exc, True
+        self._untold, self.crashed = exc, True
         if not self._loop.call(self._tell, exc):  # after what the loop has to take to the device
             self._tell(exc)
         self.stop()
 
     def _tell(self, exc: BaseException) -> None:
-        for run in self._living_runs():
+        runs = self._living_runs()
+        # Not kept when it has been told: its traceback comes to refer to the iterator that raises it.
+        self._untold = None if runs else exc
+        for run in runs:
             run.break_(exc)
 
     # The gang's thread.
