@@ -188,3 +188,10 @@ class Stuck:
         if index == self.stuck:
             threading.Event().wait()
         return index
+
+
+class Unwelcome(Points):
+    """A dataset that cannot be unpickled."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise FieldsError(3, where="unpickling")

@@ -25,6 +25,7 @@ from abroad import (
     Seeded,
     Stream,
     Stuck,
+    Unwelcome,
     files_in,
     instead,
     note_worker,
@@ -229,6 +230,18 @@ def test_what_cannot_be_pickled_is_named() -> None:
         first, second = outcomes(iter(loader))
     assert isinstance(first, TransferError)
     assert isinstance(second, TransferError)
+
+
+def test_what_cannot_be_unpacked_is_an_error() -> None:
+    with loader_of(Unwelcome(8)) as loader, pytest.raises(TransferError, match="could not be unpacked") as caught:
+        next(iter(loader))
+    assert isinstance(caught.value.__cause__, FieldsError)
+
+
+def test_daemonic_processes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with loader_of(Points(8)) as loader, pytest.raises(ArgumentError, match="daemonic"):
+        iter(loader)
 
 
 def test_arguments() -> None:

@@ -8,6 +8,7 @@ import socket
 import struct
 import weakref
 from array import array
+from multiprocessing.connection import Connection
 
 _HEAD = struct.Struct("<?Q")
 """Whether it is the message's last part, and the message's number."""
@@ -33,9 +34,14 @@ class Channel:
         self._socket = end
         self._numbers = itertools.count()
         self._parts: dict[int, list[bytes]] = {}
+        self._kept: Connection | None = None
 
     def __repr__(self) -> str:
         return f"<Channel {self._socket.fileno()}>"
+
+    def keep(self, other: Connection) -> None:
+        """Have ``other`` closed when this end is, and where this end is inherited by a fork."""
+        self._kept = other
 
     def fileno(self) -> int:
         """Return the descriptor to wait on for something to receive."""
@@ -107,6 +113,8 @@ class Channel:
     def close(self) -> None:
         """Close this end. Nobody may use it any more."""
         self._socket.close()
+        if self._kept is not None:
+            self._kept.close()
 
 
 def new_channel() -> tuple[Channel, socket.socket]:

@@ -1,5 +1,6 @@
 """Child: an engine process, from its start to its end; :mod:`aioload.engine.gang` tells what goes on in between."""
 
+import fcntl
 import functools
 import os
 import pickle
@@ -9,6 +10,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -80,10 +82,18 @@ class Part:
     most_reads: int
 
 
-def main(parcel: Parcel, end: socket.socket, part: Part) -> None:
-    """Load what is asked for until the other side is gone. In the main thread of a new process."""
+def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> None:
+    """Load what is asked for until the other side is gone. In the main thread of a new process.
+
+    Args:
+        parcel: What it is given.
+        end: Its end of the channel.
+        life: Its end of a pipe that the consumer's process closes when this one has ended, or that is closed for it.
+        part: What it is to do.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _end_with(life.fileno())
     torch.set_num_threads(1)  # as torch's workers: there are threads enough
     channel = Channel(end)
     if parcel.error is not None:
@@ -335,6 +345,15 @@ class Child:
         crew, budget = self._crew, self._budget
         assert crew is not None
         return Totals(self._ledger.sums(), crew.reads_limit, crew.decode.limit, budget.num_bytes, budget.peak_bytes)
+
+
+def _end_with(life: int) -> None:
+    """Have the kernel end this process when the other end of a pipe is closed, which says that the consumer's is gone.
+
+    That is certain even where code that does not return has the interpreter: what SIGIO does by default is to end it.
+    """
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _refusal(exc: BaseException, batch: Batch) -> Failed:

@@ -25,8 +25,8 @@ it does nothing::
   *freed*. The consumer's process never writes to it. A mapping lives as long as any view of it, whatever becomes of the
   process.
 - **The end.** Closing shuts the sockets at both ends: a process that finds its socket at its end ends, and is killed if
-  it does not within a second. The same comes of the consumer's process being killed: the kernel closes its sockets.
-  Nothing has a name, so nothing is left behind.
+  it does not within two seconds. When the consumer's process is killed, the kernel closes a pipe, and sends SIGIO for
+  it, which ends the process whatever it does. Nothing has a name, so nothing is left behind.
 - **The death of a process** is seen at once, by the end of its socket or its sentinel. What it had finished is handed
   over; then the run is broken, with an error that says by which signal, and what was being loaded. A slot that was
   being written is not known here yet, and so never handed out.

@@ -92,11 +92,16 @@ def start(part: Part, contents: dict[str, Any], context: BaseContext, ledger: Le
         )
         raise ArgumentError(message)
     channel, end = new_channel()
+    life, keep = multiprocessing.Pipe(duplex=False)
+    channel.keep(keep)
     process = context.Process(  # type: ignore[attr-defined]
-        target=child.main, args=(Parcel(**contents), end, part), name=f"aioload-{part.process}", daemon=True
+        target=child.main,
+        args=(Parcel(**contents), end, life, part),
+        name=f"aioload-{part.process}",
+        daemon=True,
     )
     try:
-        with end, _interrupts_later(context):
+        with end, life, _interrupts_later(context):
             process.start()
     except BaseException:
         channel.close()
