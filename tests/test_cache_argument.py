@@ -105,6 +105,27 @@ def test_a_later_loader_reads_nothing_again(files: Any, make_cache: MakeCache, l
 
 
 @both_kinds
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize("policy", [{"timeout_s": 60}, {"hedge": True}, {"retries": 0}], ids=str)
+def test_a_second_epoch_reads_nothing_whatever_is_done_about_slow_reads(
+    files: Any, make_cache: MakeCache, kind: Any, num_workers: int, policy: Any
+) -> None:
+    reader = kind(bytearray)  # what decode is given is bytes all the same
+    arguments: dict[str, Any] = {"num_workers": num_workers, "read": ReadPolicy(**policy), "cache": make_cache()}
+    with DataLoader(FileDataset(files.paths, decode_bytes), 4, reader=reader, **arguments) as loader:
+        for epoch in range(2):
+            assert [batch.tolist() for batch in loader] == EXPECTED
+            stats = loader.stats()
+            assert (stats.cache_hits, stats.cache_misses) == (epoch * SIZE, SIZE)
+    assert reader.num_reads.total() == SIZE + stats.hedges
+
+
+def decode_bytes(data: Any, _: int) -> int:
+    assert type(data) is bytes
+    return int(data)
+
+
+@both_kinds
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_second_epoch_reads_nothing(

@@ -81,3 +81,12 @@ def test_what_arrives_after_the_end_is_discarded() -> None:
     delivery.arrive(late)  # type: ignore[arg-type]
     assert late.discarded
     assert taken(handoff) == []
+
+
+def test_a_batch_that_is_made_again_when_it_has_left_is_not_kept() -> None:
+    handoff = Handoff()
+    delivery = Delivery(handoff, None, in_order=True)
+    for number in (0, 0, 1):  # the second by an interrupt
+        delivery.arrive(Finished(number))  # type: ignore[arg-type]
+    assert taken(handoff) == [0, 1]
+    assert delivery._order._waiting == {}  # type: ignore[union-attr]

@@ -131,12 +131,19 @@ def test_bytes_in_flight_are_bounded_whatever_the_sizes(
 
 
 @pytest.mark.parametrize(
-    "more", [{"num_concurrent_reads": "auto"}, {"read": ReadPolicy(timeout_s=60, hedge=True)}, "cache"]
+    "more",
+    [
+        {"num_concurrent_reads": "auto"},
+        {"read": ReadPolicy(timeout_s=60, hedge=True)},
+        {"cache": 1 << 30},
+        {"cache": 1 << 30, "read": ReadPolicy(timeout_s=60)},
+    ],
+    ids=["auto", "watched", "cached", "cached and watched"],
 )
 @pytest.mark.parametrize("make", [Files, Rows])
 def test_bytes_are_bounded_however_reads_are_done(make: Any, more: Any, tmp_path: Path) -> None:
     dataset = make(tmp_path, [300 * KB] * 40)
-    arguments: Any = {"cache": MemoryCache(1 << 30)} if more == "cache" else more
+    arguments = more | ({"cache": MemoryCache(more["cache"])} if "cache" in more else {})
     with DataLoader(dataset, 1, num_workers=2, prefetch_bytes=BOUND, **arguments) as loader:
         for _ in range(2):
             assert indices(iter(loader)) == list(range(40))

@@ -17,7 +17,7 @@ from sharding import Sharded
 from structures import MyDict, Pair
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler
 
-from aioload import DataLoader, ReadPolicy, ShuffleSampler
+from aioload import DataLoader, ShuffleSampler
 
 TorchLoader = torch.utils.data.DataLoader
 Arguments: TypeAlias = dict[str, Any]
@@ -58,7 +58,7 @@ OURS: dict[str, Callable[[], Arguments]] = {
     "seed, samples": lambda: {"batch_size": None, "shuffle": True, "seed": 3},
     "sampler of ours": lambda: {"sampler": ShuffleSampler(SIZE, 3)},
     "iterators": lambda: {"dataset": Sharded(), "iterable_workers": 2, "num_workers": 2},
-    "errors": lambda: {"on_error": "skip", "max_errors": 5, "read": ReadPolicy(retries=1)},
+    "errors": lambda: {"on_error": "skip", "max_errors": 5},
     "device and reads": lambda: {"device": "cpu", "num_concurrent_reads": 5},
 }
 

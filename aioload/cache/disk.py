@@ -54,7 +54,8 @@ class DiskCache:
     :meth:`clear`, or name another ``namespace``, when they have. If the folder cannot be written to, or its disk is
     full, one warning says so and this object puts nothing more there; what is there is still found.
 
-    Nothing is made or opened before the first file is put there, and nothing held open. It may be pickled.
+    Nothing is made or opened before the first file is put there, or the cache is cleared, and nothing held open. It may
+    be pickled.
 
     Args:
         path: The folder. It is made if need be. Only in a folder of its own within it, ``aioload-cache-1``, is anything
@@ -157,7 +158,7 @@ class DiskCache:
         What loaders have begun to read before is not kept either, for the rest of their pass.
 
         Raises:
-            OSError: They cannot be removed.
+            OSError: They cannot be removed, or the folder cannot be written to.
         """
         os.makedirs(self._folder, exist_ok=True)  # others may be about to put the first there
         with self._usage.locked() as usage:

@@ -8,7 +8,7 @@ from typing import Any
 
 from aioload.context import HERE, Stage
 from aioload.engine.batch import Batch
-from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
+from aioload.engine.fetchers import Gate, is_held, lap_collate, lap_decode, settle, submit_if_empty
 from aioload.engine.pace import Pace
 from aioload.engine.pools import ThreadPool, Worker
 from aioload.engine.source import Source, refuse_coroutine
@@ -48,8 +48,7 @@ class AwaitedFetcher:
                 batch.finish(tally)
             return
         if not granted:
-            if self._gate.is_narrow and batch.number >= self._gate.horizon:
-                self._gate.hold((self._read, batch, position))
+            if is_held(self._gate, (self._read, batch, position)):
                 return
             granted = max(1, self._gate.assumed_bytes)
             if not self._gate.ask(batch, granted):
@@ -82,8 +81,7 @@ class AwaitedFetcher:
         settle(batch, batch.fail(position, exc, "read"), worker)
 
     def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
-        if self._gate.is_narrow and batch.number >= self._gate.horizon:
-            self._gate.hold((self._decode, batch, position, data))
+        if is_held(self._gate, (self._decode, batch, position, data)):
             return
         try:
             self._decode_sample(worker, batch, position, data)

@@ -58,6 +58,14 @@ class Gate(Protocol):
         ...
 
 
+def is_held(gate: Gate, job: Any) -> bool:
+    """Whether a job has to wait, as its batch, its second item, is too far ahead for now. Then the gate keeps it."""
+    if gate.is_narrow and job[1].number >= gate.horizon:
+        gate.hold(job)
+        return True
+    return False
+
+
 class Fetcher(Protocol):
     """How the batches of one kind of dataset are loaded."""
 
@@ -90,8 +98,7 @@ class SampleFetcher:
         if not batch.wants(position):
             settle(batch, batch.drop(position), worker)
             return
-        if self._gate.is_narrow and batch.number >= self._gate.horizon:
-            self._gate.hold((self._fetch, batch, position, None))
+        if is_held(self._gate, (self._fetch, batch, position, None)):
             return
         index = batch.indices[position]
         HERE.set([self._context, index, _SAMPLE, worker.number, None])
@@ -129,8 +136,7 @@ class AsyncFetcher:
         if not batch.wants(position):
             self._settle(batch, batch.drop(position))
             return
-        if self._gate.is_narrow and batch.number >= self._gate.horizon:
-            self._gate.hold((self._fetch, batch, position))
+        if is_held(self._gate, (self._fetch, batch, position)):
             return
         tally.reads_in_flight += 1
         started = time.perf_counter()

@@ -128,10 +128,14 @@ class Source:
 
     def read_patiently(self, location: Any, pause: Callable[[float], bool]) -> Any:
         """Return what is at the ``location`` of a STAGED dataset, with a ``pause`` before each further try. Blocks."""
+        data = None if self.cached is None else self.cached.look(location)
+        if data is not None:
+            return data
         try:
-            return self.read(location)
+            data = self.read(location)
         except Exception as exc:
-            return self.read_policy.try_again(functools.partial(self.read, location), exc, pause)
+            data = self.read_policy.try_again(functools.partial(self.read, location), exc, pause)
+        return data if self.cached is None else self.cached.keep(location, data)
 
     def patient(self, pace: Pace, tally: Tally) -> Callable[[Any], Awaitable[Any]]:
         """Return what awaits what is at a location of an AWAITED dataset, in as many tries as the policy has.

@@ -9,7 +9,7 @@ from aioload.context import HERE, Stage
 from aioload.engine import tuner
 from aioload.engine.batch import Batch
 from aioload.engine.budget import NotYet
-from aioload.engine.fetchers import Gate, lap_collate, lap_decode, settle, submit_if_empty
+from aioload.engine.fetchers import Gate, is_held, lap_collate, lap_decode, settle, submit_if_empty
 from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.race import Overtaken, Race
 from aioload.engine.source import Source, refuse_coroutine
@@ -155,7 +155,7 @@ class StagedFetcher:
         worker.claimed, self._opening[worker.number] = 0, batch.number
         num_bytes_before, read_s, decode_s, collate_s = tally.bytes_read, 0.0, 0.0, 0.0
         self._num_jobs += 1
-        measured, num_measured, cpu_s = self._num_jobs % _MEASURE_EVERY == 1, 0, 0.0
+        measure = stop - start > 1 or self._num_jobs % _MEASURE_EVERY == 1  # one sample, as in _decode_sample
         tally.reads_in_flight = 1
         for position in range(start, stop):
             if not reads.is_calm and stop - position > 1 and self._hand_back(batch, start, position, stop):
@@ -172,11 +172,10 @@ class StagedFetcher:
                 tally.bytes_read += size_of(data)
                 stage = "decode"
                 here[2], here[4] = _SAMPLE, None
-                if measured:
-                    cpu_started = time.thread_time()
+                if measure:
+                    measure, cpu_started = False, time.thread_time()
                     sample = decode(data, index)
-                    cpu_s += time.thread_time() - cpu_started
-                    num_measured += 1
+                    self._place(time.thread_time() - cpu_started)
                 else:
                     sample = decode(data, index)
             except NotYet as refusal:
@@ -204,8 +203,6 @@ class StagedFetcher:
         tally.collate_s += collate_s
         worker.mark = mark
         worker.num_units = stop - start
-        if num_measured:
-            self._place(cpu_s / num_measured)
 
     def _read_bytes(self, worker: Worker, location: Location, admit: Admit) -> Any:
         try:
@@ -256,12 +253,12 @@ class StagedFetcher:
     ) -> Any:
         opening, cached = self._opening, self._source.cached
         if race is None:
+            self._ask_assumed(functools.partial(self._admit, worker, batch))
+            opening[worker.number] = NOBODY  # it may be stuck for good, and nobody is to wait for that
             location = self._location(batch.indices[position])
             data = None if cached is None else cached.look(location)
             if data is not None:
                 return data
-            self._ask_assumed(functools.partial(self._admit, worker, batch))
-            opening[worker.number] = NOBODY  # it may be stuck for good, and nobody is to wait for that
             race = watched.begin(batch, position, location, worker.claimed)
             data = watched.run(worker, race)
         else:
@@ -292,8 +289,7 @@ class StagedFetcher:
         return True
 
     def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
-        if self._gate.is_narrow and batch.number >= self._gate.horizon:
-            self._gate.hold((self._decode, batch, position, data))
+        if is_held(self._gate, (self._decode, batch, position, data)):
             return
         try:
             self._decode_sample(worker, batch, position, data)

@@ -23,9 +23,9 @@ class CachedReads:
     def __init__(self, cache: Cache, read: Callable[[Any], Any], size_of: Callable[[Any], int], tally: Tally) -> None:
         self._cache, self._read, self._size_of, self._tally = cache, read, size_of, tally
         self._get, self._put = cache.get, cache.put
-        if isinstance(cache, DiskCache | MemoryCache):  # what was read before it is cleared is not to come in later
-            generation: Any = cache.generation
-            self._put = functools.partial(cache.put, generation=generation)
+        if type(cache).put in (DiskCache.put, MemoryCache.put):  # what was read before it is cleared is not to come in
+            owned: Any = cache
+            self._put = functools.partial(owned.put, generation=owned.generation)
 
     def read(self, location: Any) -> bytes:
         """Return the bytes at a location. Blocks."""
