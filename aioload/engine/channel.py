@@ -8,7 +8,9 @@ import socket
 import struct
 import weakref
 from array import array
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 _HEAD = struct.Struct("<?Q")
 """Whether it is the message's last part, and the message's number."""
@@ -33,8 +35,10 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._numbers = itertools.count()
-        self._parts: dict[int, list[bytes]] = {}
+        self._parts: dict[int, tuple[list[bytes], int | None]] = {}
         self._kept: Connection | None = None
+        self.on_full: Callable[[], None] | None = None
+        """Called, by who sends, before waiting for the other side to receive."""
 
     def __repr__(self) -> str:
         return f"<Channel {self._socket.fileno()}>"
@@ -60,28 +64,32 @@ class Channel:
             for start in starts:
                 head = _HEAD.pack(start == starts[-1], number)
                 part = message if len(starts) == 1 else message[start : start + _PART_BYTES]
-                if files:
-                    self._socket.sendmsg([head, part], files)
-                else:
-                    self._socket.send(head + part)
+                self._send_packet([head, part], files)
                 files = []
             return True
         return False
 
-    def receive(self) -> tuple[bytes, int | None] | None:
+    def _send_packet(self, buffers: list[bytes], files: list[tuple[int, int, Any]]) -> None:
+        if self.on_full is not None:
+            try:
+                self._socket.sendmsg(buffers, files, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self.on_full()
+            else:
+                return
+        self._socket.sendmsg(buffers, files)
+
+    def receive(self, *, wait: bool = True) -> tuple[bytes, int | None] | None:
         """Return the next message and the file that came with it, which is the caller's; ``None`` at the end.
 
-        Waits, unless something is there.
-
         Raises:
+            BlockingIOError: There is none now, and we are not to ``wait``.
             OSError: This process has too many files open for the one that came.
         """
-        file: int | None = None
+        asked = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         while True:
             try:
-                packet, files, flags, _ = self._socket.recvmsg(
-                    _HEAD.size + _PART_BYTES, _ancillary_bytes, socket.MSG_CMSG_CLOEXEC
-                )
+                packet, files, flags, _ = self._socket.recvmsg(_HEAD.size + _PART_BYTES, _ancillary_bytes, asked)
             except BlockingIOError:
                 raise
             except OSError:  # reset, or closed here
@@ -90,20 +98,15 @@ class Channel:
                 return None
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, "A file that came from another process could not be opened here")
-            if files:
-                file = array("i", files[0][2])[0]
+            file = array("i", files[0][2])[0] if files else None
             is_last, number = _HEAD.unpack_from(packet)
             if is_last and number not in self._parts:
                 return packet[_HEAD.size :], file
-            parts = self._parts.setdefault(number, [])
+            parts, file = self._parts.setdefault(number, ([], file))  # it comes with the first of them
             parts.append(packet[_HEAD.size :])
             if is_last:
                 del self._parts[number]
                 return b"".join(parts), file
-
-    def set_blocking(self, is_blocking: bool) -> None:
-        """Have :meth:`receive` raise ``BlockingIOError`` in place of waiting, or wait again."""
-        self._socket.setblocking(is_blocking)
 
     def shut(self) -> None:
         """End it at both ends: what was sent is still received, and then the end. Again, it does nothing."""

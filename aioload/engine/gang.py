@@ -19,6 +19,9 @@ it does nothing::
   over one socket per process, each whole or not at all (:mod:`~aioload.engine.channel`). Batches do not: both sides map
   the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
   lie in such a slot (:mod:`~aioload.engine.packing`).
+- **Who takes it in.** The thread ``aioload-gang``, while somebody waits for a batch, or where batches go to a device;
+  else messages lie in the sockets, and the training step keeps the interpreter to itself. Once awake, it takes in
+  all that has come, so that the next batches are there without it.
 - **Who gets which batch** follows from its number alone. So the order is the sampler's, and what a process has in
   flight is bounded by its part of ``prefetch_bytes``.
 - **Who owns a slot.** Its process, from which it is lent to the consumer's with the message *done*, and given back with
@@ -49,6 +52,7 @@ from typing import Any, Protocol
 
 from aioload.engine import abroad
 from aioload.engine.batch import Batch
+from aioload.engine.bell import Bell
 from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.demand import Demand
@@ -75,6 +79,15 @@ class Remote(Protocol):
 
     def waiting_for(self, process: int) -> Batch | None:
         """Return the first batch that a process has not delivered."""
+        ...
+
+
+class Waited(Runs, Protocol):
+    """A run of batches that come from elsewhere."""
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether what has come is to be taken in at once."""
         ...
 
 
@@ -131,19 +144,20 @@ class Gang:
         self.regulator: Any = ReadsElsewhere() if auto else None
         self.crashed = self._closed = self._given_up = False
         self._pid = os.getpid()
-        self._runs: weakref.WeakKeyDictionary[Runs, None] = weakref.WeakKeyDictionary()
+        self._runs: weakref.WeakKeyDictionary[Waited, None] = weakref.WeakKeyDictionary()
         self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._entered: set[int] = set()  # passes that the processes have not been told the end of
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._untold: BaseException | None = None  # an error that no run has been told of
         self._num_begun = 0
+        self._bell, self._is_pressed = Bell(), False
         self.members: list[Member] = []
         self._thread = threading.Thread(target=self._listen, name="aioload-gang", daemon=True)
         portal.acquire(self._loop_crashed)
         try:
             for part in parts:
-                self.members.append(start(part, contents(part), context, ledger))
+                self.members.append(start(part, contents(part), context, ledger, self._press))
             self._thread.start()
         except BaseException:
             self.stop()
@@ -204,6 +218,10 @@ class Gang:
                 if notes is not None:
                     member.send(notes)
 
+    def attend(self) -> None:
+        """Have what has come, and comes next, taken in: a consumer waits. Any thread; never waits."""
+        self._bell.ring()
+
     def release(self, slot: Slot) -> None:
         """Let a slot go that nobody wants."""
         self._ring.release(slot)
@@ -219,7 +237,7 @@ class Gang:
 
     # What a crew has, for runs, passes and the runtime.
 
-    def attach(self, run: Runs) -> None:
+    def attach(self, run: Waited) -> None:
         """Have ``run`` told when processes die or the gang is closed, or at once if that is so."""
         self._runs[run] = None
         if self.crashed:
@@ -252,6 +270,7 @@ class Gang:
         self.portal.close()
         for member in self.members:
             member.channel.shut()
+        self._bell.ring()
         self._loop.release(self._loop_crashed)
 
     def join(self, timeout_s: float) -> None:
@@ -273,7 +292,7 @@ class Gang:
         self._given_up = True
         self._loop.give_up()
 
-    def _living_runs(self) -> list[Runs]:
+    def _living_runs(self) -> list[Waited]:
         # keyrefs() takes a copy in one step: another thread may attach a run at any time.
         return [run for ref in self._runs.keyrefs() if (run := ref()) is not None]
 
@@ -296,19 +315,26 @@ class Gang:
         for run in runs:
             run.break_(exc)
 
+    def _press(self) -> None:
+        """Take in all that comes from now on: a process that we have to tell something may be waiting for that."""
+        self._is_pressed = True
+        self._bell.ring()
+
     # The gang's thread.
 
     def _listen(self) -> None:
-        poll, by_file = select.poll(), dict[int, Member]()
-        for member in self.members:
-            for file in (member.channel.fileno(), member.process.sentinel):
+        quiet, attentive = select.poll(), select.poll()
+        sentinels = {member.process.sentinel: member for member in self.members}
+        for poll in (quiet, attentive):
+            for file in (self._bell.fileno(), *sentinels):
                 poll.register(file, select.POLLIN)
-                by_file[file] = member
+        for member in self.members:
+            attentive.register(member.channel.fileno(), select.POLLIN)
         try:
             while not self._closed:
-                for file, _ in poll.poll():
-                    if not self._serve(by_file[file], file):
-                        return
+                files = [file for file, _ in (attentive if self._is_attended() else quiet).poll()]
+                self._bell.answer()  # before looking whether anybody waits
+                self._take_all([sentinels[file] for file in files if file in sentinels])
         except BaseException as exc:
             error = EngineError(f"What came from an engine process could not be taken in: {exc!r}.")
             error.__cause__ = exc
@@ -317,21 +343,27 @@ class Gang:
             self.stop()
             self._reap()
 
-    def _serve(self, member: Member, file: int) -> bool:
-        """Take in what there is; return whether there may be more."""
-        is_message = file == member.channel.fileno()
-        if not is_message:  # the process has ended; what it sent before counts
+    def _is_attended(self) -> bool:
+        """Whether what comes is taken in at once."""
+        if self._is_pressed or self._num_begun < len(self.members):
+            return True
+        return any(run.is_waited_for for run in self._living_runs())
+
+    def _take_all(self, dead: list[Member]) -> None:
+        """Take in what there is. What a process sent before it died counts."""
+        received = []
+        for member in self.members:
             with contextlib.suppress(BlockingIOError):
-                member.channel.set_blocking(False)
-                while (received := member.channel.receive()) is not None:
-                    self._take(member, *received)
-        elif (received := member.channel.receive()) is not None:
-            self._take(member, *received)
-            return not self._closed
-        if not self._closed:
-            member.ended = True
-            self._crash(self._death_of(member))
-        return False
+                while (message := member.channel.receive(wait=False)) is not None:
+                    received.append((member, *message))
+                dead.append(member)
+        # Only now: whoever is woken up by the first goes on beside what is left to do.
+        for each in received:
+            self._take(*each)
+        for member in dead:
+            if not self._closed:
+                member.ended = True
+                self._crash(self._death_of(member))
 
     def _take(self, member: Member, packed: bytes, file: int | None) -> None:
         message = pickle.loads(packed)
@@ -399,3 +431,4 @@ class Gang:
                 process.close()
             member.channel.close()
             self._ledger.close(member.tally)
+        self._bell.close()

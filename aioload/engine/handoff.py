@@ -29,6 +29,11 @@ class Handoff:
     def __len__(self) -> int:
         return len(self._batches)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody sleeps until there is a batch."""
+        return bool(self._waiters)
+
     def put(self, batch: Batch) -> None:
         """Hand a batch over and wake up whoever sleeps.
 

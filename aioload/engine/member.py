@@ -6,7 +6,7 @@ import multiprocessing
 import pickle
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -78,8 +78,17 @@ def new_context(context: Any) -> BaseContext:
     return chosen
 
 
-def start(part: Part, contents: dict[str, Any], context: BaseContext, ledger: Ledger) -> Member:
+def start(
+    part: Part, contents: dict[str, Any], context: BaseContext, ledger: Ledger, on_full: Callable[[], None]
+) -> Member:
     """Return a new process, which begins to load when it is told to.
+
+    Args:
+        part: What it is to do.
+        contents: What it is given.
+        context: How it is started.
+        ledger: Where what it does is counted.
+        on_full: See :class:`~aioload.engine.channel.Channel`.
 
     Raises:
         ArgumentError: This process may not start any.
@@ -92,6 +101,7 @@ def start(part: Part, contents: dict[str, Any], context: BaseContext, ledger: Le
         )
         raise ArgumentError(message)
     channel, end = new_channel()
+    channel.on_full = on_full
     life, keep = multiprocessing.Pipe(duplex=False)
     channel.keep(keep)
     process = context.Process(  # type: ignore[attr-defined]

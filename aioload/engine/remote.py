@@ -43,6 +43,10 @@ class RemoteFetcher:
         """Note that the consumer has a batch."""
         self._gang.note_taken(self._of, batch.number)
 
+    def attend(self) -> None:
+        """Have batches taken in: the consumer waits."""
+        self._gang.attend()
+
     def flush(self) -> None:
         """Have the processes told what the consumer has taken and let go."""
         self._gang.flush()

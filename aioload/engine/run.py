@@ -116,6 +116,7 @@ class Run:
             self._fetcher: Fetcher = fetcher
         else:
             self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
+        self._copies = copier is not None
         # The batches of an async dataset or reader are lost with the loop: so one error comes, and not two.
         self._by_loop = copier is not None or (fetcher is None and source.kind in (Kind.ASYNC, Kind.AWAITED))
 
@@ -180,6 +181,7 @@ class Run:
                     waiter = self._handoff.thread_waiter()
                     answer = self._take()
                     if answer is Answer.NOT_YET:
+                        self._attend()
                         self._wait(waiter, patience, started)
             finally:
                 self._end_wait(wait, started)
@@ -195,6 +197,15 @@ class Run:
         self._tally.wait_s += waited_s
         if self._regulator is not None:
             self._regulator.demand.end_wait(wait, now_s)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether batches that other processes have made are to be taken in at once."""
+        return self._handoff.is_waited_for or self._copies
+
+    def _attend(self) -> None:
+        if self._remote is not None:
+            self._remote.attend()
 
     def _wait(self, waiter: threading.Lock, patience: Patience, started: float) -> None:
         is_released = False
@@ -219,6 +230,7 @@ class Run:
                     with self._handoff.task_waiter() as waiter:
                         answer = self._take()
                         if answer is Answer.NOT_YET:
+                            self._attend()
                             await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - started))
             finally:
                 self._end_wait(wait, started)
