@@ -1,5 +1,6 @@
 """Abroad: datasets for engine processes, which must be found there by name."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -71,29 +72,44 @@ class Asynchronous:
 class Deadly:
     """Samples of which one ends the process."""
 
-    def __init__(self, deadly: int, number: int = signal.SIGKILL) -> None:
-        self.deadly, self.number = deadly, number
+    def __init__(self, deadly: int, way: str) -> None:
+        self.deadly, self.way = deadly, way
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> int:
         if index == self.deadly:
-            os.kill(os.getpid(), self.number)
+            die(self.way)
         return index
+
+
+def die(way: str) -> None:
+    if way == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif way == "segfault":
+        ctypes.string_at(0)
+    else:
+        os._exit(3)
+
+
+def deadly_decode(data: bytes, index: int) -> int:
+    if index == 9:
+        die("killed")
+    return index
 
 
 def decode_numbers(data: bytes, index: int) -> tuple[Any, int]:
     return np.frombuffer(data, np.uint8).copy(), index
 
 
-def files_in(folder: Path, count: int, *, missing: int | None = None) -> FileDataset[Any]:
+def files_in(folder: Path, count: int, decode: Any = decode_numbers, *, missing: int | None = None) -> FileDataset[Any]:
     """Return a dataset of small files, of which one may not be there."""
     paths = [folder / f"{number}.bin" for number in range(count)]
     for number, path in enumerate(paths):
         if number != missing:
             path.write_bytes(bytes([number, number + 1, number + 2]))
-    return FileDataset([str(path) for path in paths], decode_numbers)
+    return FileDataset([str(path) for path in paths], decode)
 
 
 def ragged(samples: list[Any]) -> dict[str, Any]:

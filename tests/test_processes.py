@@ -26,6 +26,7 @@ from abroad import (
     Stream,
     Stuck,
     Unwelcome,
+    deadly_decode,
     files_in,
     instead,
     note_worker,
@@ -201,16 +202,34 @@ def test_what_was_loaded_for_a_pass_that_is_dropped_is_used_again() -> None:
         assert free.count(False) <= 1 + 8  # _batch, and those of the pass that is begun ahead
 
 
-def test_a_killed_process_is_an_error_that_says_what_it_was_on() -> None:
-    with loader_of(Deadly(21)) as loader:
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [
+        ("killed", r"was killed by signal 9 \(SIGKILL\)"),
+        ("segfault", r"was killed by signal 11 \(SIGSEGV\)"),
+        ("exit", "ended with exit code 3"),
+    ],
+)
+def test_a_process_that_dies_is_an_error_that_says_how_and_on_which_sample(way: str, how: str) -> None:
+    with loader_of(Deadly(21, way)) as loader:
         got, error = until_error(iter(loader))
     assert type(error) is ProcessDiedError
-    assert re.search(r"Engine process 1 .* killed by signal 9 \(SIGKILL\)", str(error))
+    assert re.search(rf"Engine process 1 \(pid \d+\) {how}\. It was loading index 21\.", str(error))
     context = error_context(error)
     assert context is not None
-    assert context.index == [20, 21, 22, 23]
+    assert context.index == [21]
     assert [batch.tolist() for batch in got] == [list(range(n, n + 4)) for n in range(0, 4 * len(got), 4)]
     assert len(got) <= 5
+
+
+def test_a_process_that_dies_decoding_names_that_sample_first(tmp_path: Path) -> None:
+    dataset = files_in(tmp_path, 40, deadly_decode)
+    with loader_of(dataset, num_concurrent_reads=8, worker_init_fn=note_worker) as loader:  # not on threads that read
+        _, error = until_error(iter(loader))
+    context = None if error is None else error_context(error)
+    assert context is not None
+    assert context.index[0] == 9
+    assert f"It was loading index 9 ({dataset.paths[9]!r})" in str(error)
 
 
 def test_persistent_processes_are_replaced_when_one_was_killed() -> None:

@@ -4,6 +4,7 @@ import fcntl
 import functools
 import os
 import pickle
+import select
 import signal
 import socket
 import time
@@ -25,6 +26,7 @@ from aioload.engine.budget import Budget
 from aioload.engine.channel import Channel
 from aioload.engine.crew import Crew
 from aioload.engine.items import Items
+from aioload.engine.marks import Marks
 from aioload.engine.messages import (
     Begin,
     Begun,
@@ -32,6 +34,7 @@ from aioload.engine.messages import (
     Done,
     End,
     Failed,
+    Hello,
     InPieces,
     InRows,
     Load,
@@ -104,7 +107,8 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
     child = Child(channel, part, **parcel.contents)
     try:
         while (received := channel.receive()) is not None:
-            child.handle(pickle.loads(received[0]))
+            message, file = received
+            child.handle(pickle.loads(message), file)
     except BaseException as exc:
         _send(channel, Broken(abroad.pack_error(exc)))
         raise
@@ -153,18 +157,22 @@ class Child:
             spares=self._ring,
         )
         self._crew: Crew | None = None
+        self._marks: Marks | None = None
         self._shares: dict[int, Share] = {}
         self._layouts: weakref.WeakKeyDictionary[Layout, bytes] = weakref.WeakKeyDictionary()
         answer_for_torch()
 
-    def handle(self, message: Any) -> None:
-        """Do what the loader asks for."""
+    def handle(self, message: Any, file: int | None = None) -> None:
+        """Do what the loader asks for, with the file that came with the message."""
         if isinstance(message, Load):
             if message.notes is not None:
                 self._note(message.notes)
-            share = self._shares.get(message.of)
+            share, span = self._shares.get(message.of), message.marks
             if share is not None:
-                share.load(message.number, message.indices)
+                assert self._marks is not None
+                share.load(message.number, message.indices, self._marks.memory[span.start : span.stop])
+        elif isinstance(message, Hello):
+            self._marks = Marks(file)
         elif isinstance(message, Notes):
             self._note(message)
         elif isinstance(message, Begin):
@@ -354,6 +362,8 @@ def _end_with(life: int) -> None:
     """
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([life], [], [], 0)[0]:  # it was closed before
+        os._exit(0)
 
 
 def _refusal(exc: BaseException, batch: Batch) -> Failed:

@@ -31,8 +31,9 @@ it does nothing::
   it does not within two seconds. When the consumer's process is killed, the kernel closes a pipe, and sends SIGIO for
   it, which ends the process whatever it does. Nothing has a name, so nothing is left behind.
 - **The death of a process** is seen at once, by the end of its socket or its sentinel. What it had finished is handed
-  over; then the run is broken, with an error that says by which signal, and what was being loaded. A slot that was
-  being written is not known here yet, and so never handed out.
+  over; then the run is broken, with an error that says by which signal, and which samples were being loaded: the
+  process keeps account of them in memory that outlives it (:mod:`~aioload.engine.marks`). A slot that was being
+  written is not known here yet, and so never handed out.
 - **Interrupts** are for the consumer: the processes ignore SIGINT. A message is sent by one system call, so that an
   interrupt leaves it sent or not; where nobody can tell, it is sent again, and known by its number.
 """
@@ -56,6 +57,7 @@ from aioload.engine.bell import Bell
 from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.demand import Demand
+from aioload.engine.marks import Span
 from aioload.engine.member import Member, how_it_ended, start
 from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
 from aioload.engine.portal import Portal
@@ -69,6 +71,9 @@ _END_S = 2.0
 
 _MOST_LAYOUTS = 64
 
+_MOST_NAMES = 4
+"""Samples that the message of an error names."""
+
 
 class Remote(Protocol):
     """The batches of one pass that processes load; see :class:`~aioload.engine.remote.RemoteFetcher`."""
@@ -79,6 +84,10 @@ class Remote(Protocol):
 
     def waiting_for(self, process: int) -> Batch | None:
         """Return the first batch that a process has not delivered."""
+        ...
+
+    def under_way(self, process: int) -> list[tuple[Batch, int]]:
+        """Return the samples that a process is loading: their batches and positions, those farthest on first."""
         ...
 
 
@@ -198,11 +207,19 @@ class Gang:
             member.send(Begin(of, epoch, base_seed, news, saved))
         return of
 
-    def load(self, of: int, number: int, indices: list[Any]) -> None:
+    def new_span(self, number: int, num_samples: int) -> Span:
+        """Return where batch ``number`` of a pass has its marks; see :meth:`marks_of`."""
+        return self.members[number % len(self.members)].marks.new_span(num_samples)
+
+    def load(self, of: int, number: int, indices: list[Any], span: Span) -> None:
         """Have batch ``number`` of a pass loaded. In the consumer's thread."""
         inner, which = divmod(number, len(self.members))
         member = self.members[which]
-        member.send(Load(of, inner, indices, member.notes()))
+        member.send(Load(of, inner, indices, span, member.notes()))
+
+    def marks_of(self, number: int, span: Span) -> Sequence[int]:
+        """Return how far each sample of batch ``number`` is: 0 if not begun or done, more for each stage."""
+        return self.members[number % len(self.members)].marks.of(span)
 
     def note_taken(self, of: int, number: int) -> None:
         """Note that the consumer has a batch."""
@@ -409,13 +426,20 @@ class Gang:
 
     def _death_of(self, member: Member) -> ProcessDiedError:
         member.process.join(_END_S)
-        waiting = [remote.waiting_for(member.number) for remote in list(self._remotes.values())]
-        batch = next((each for each in waiting if each is not None), None)
-        text = f"Engine process {member.number} (pid {member.pid}) {how_it_ended(member.process.exitcode)}"
-        if batch is None:
-            return ProcessDiedError(f"{text}.")
-        error = ProcessDiedError(f"{text} while it was to load the batch of the indices noted below.")
-        annotate(error, ErrorContext(list(batch.indices), None, "process"))
+        how = f"Engine process {member.number} (pid {member.pid}) {how_it_ended(member.process.exitcode)}"
+        remotes = list(self._remotes.values())
+        samples = [sample for remote in remotes for sample in remote.under_way(member.number)]
+        waiting = [batch for remote in remotes if (batch := remote.waiting_for(member.number)) is not None]
+        if samples:
+            names = [batch.describe(position) for batch, position in samples[:_MOST_NAMES]]
+            more = f" and {len(samples) - _MOST_NAMES} more" if len(samples) > _MOST_NAMES else ""
+            error = ProcessDiedError(f"{how}. It was loading {', '.join(names)}{more}.")
+            annotate(error, ErrorContext([batch.indices[position] for batch, position in samples], None, "process"))
+        elif waiting:
+            error = ProcessDiedError(f"{how}. It had still to hand over the batch of the indices noted below.")
+            annotate(error, ErrorContext(list(waiting[0].indices), None, "process"))
+        else:
+            error = ProcessDiedError(f"{how}.")
         return error
 
     def _reap(self) -> None:

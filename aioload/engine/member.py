@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import multiprocessing
+import os
 import pickle
 import signal
 from collections import deque
@@ -14,7 +15,8 @@ from typing import Any
 from aioload.engine import child
 from aioload.engine.channel import Channel, new_channel
 from aioload.engine.child import Part
-from aioload.engine.messages import Notes
+from aioload.engine.marks import Marks
+from aioload.engine.messages import Hello, Notes
 from aioload.engine.parcel import Parcel
 from aioload.engine.segments import map_file
 from aioload.errors import ArgumentError
@@ -42,6 +44,12 @@ class Member:
         self.taken: deque[tuple[int, int]] = deque()
         self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
         self.ended = False
+        self.marks = Marks()
+        file = self.marks.take_file()
+        try:
+            self.send(Hello(), file)
+        finally:
+            os.close(file)
 
     def __repr__(self) -> str:
         return f"<Member {self.number} pid={self.pid}{' ended' if self.ended else ''}>"
@@ -52,9 +60,9 @@ class Member:
             return None
         return Notes(_all_of(self.freed), _all_of(self.taken))
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, file: int | None = None) -> None:
         """Send it a message; if it has died, that is found out elsewhere."""
-        self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), file)
 
     def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
         """Return the slot over one of its segments, which has just been filled."""

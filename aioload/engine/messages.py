@@ -2,10 +2,15 @@
 
 from typing import Any, NamedTuple
 
+from aioload.engine import marks
 from aioload.engine.packing import Span
 from aioload.engine.position import Place
 
 # To the engine process.
+
+
+class Hello(NamedTuple):
+    """The first message, with the file of the :class:`~aioload.engine.marks.Marks`."""
 
 
 class Begin(NamedTuple):
@@ -35,6 +40,7 @@ class Load(NamedTuple):
     number: int
     """Within the share, from 0."""
     indices: list[Any]
+    marks: marks.Span
     notes: Notes | None
 
 

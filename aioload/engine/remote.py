@@ -6,6 +6,7 @@ from typing import Any
 from aioload.engine import abroad
 from aioload.engine.batch import Batch
 from aioload.engine.gang import Gang
+from aioload.engine.marks import Span
 from aioload.engine.messages import Done, Failed, InPieces, InRows
 from aioload.errors import ErrorContext
 from aioload.layout import Layout
@@ -26,6 +27,7 @@ class RemoteFetcher:
     def __init__(self, gang: Gang, epoch: int, base_seed: int, *, epoch_told: int | None, saved: Any) -> None:
         self._gang, self._num_processes = gang, len(gang.members)
         self._open: dict[int, Batch] = {}
+        self._marks: dict[int, Span] = {}
         self._of = gang.enter(self, epoch, base_seed, epoch_told=epoch_told, saved=saved)
         # Where a run is gone that was never closed; else the processes would keep what they have loaded for it.
         weakref.finalize(self, gang.leave, self._of).atexit = False
@@ -33,7 +35,9 @@ class RemoteFetcher:
     def submit(self, batch: Batch) -> None:
         """Send its indices to a process."""
         self._open[batch.number] = batch
-        self._gang.load(self._of, batch.number, list(batch.indices))
+        if batch.number not in self._marks:  # else an interrupt may have come behind its being sent
+            self._marks[batch.number] = self._gang.new_span(batch.number, len(batch.indices))
+        self._gang.load(self._of, batch.number, list(batch.indices), self._marks[batch.number])
 
     def resubmit(self, jobs: list[Any]) -> None:
         """Never called: jobs are held back where they are done."""
@@ -61,9 +65,21 @@ class RemoteFetcher:
         numbers = [number for number in list(self._open) if number % self._num_processes == process]
         return self._open.get(min(numbers, default=-1))
 
+    def under_way(self, process: int) -> list[tuple[Batch, int]]:
+        """Return the samples that a process is loading: their batches and positions, those farthest on first."""
+        samples = []
+        for number, batch in sorted(self._open.copy().items()):
+            if number % self._num_processes == process and number in self._marks:
+                marks = self._gang.marks_of(number, self._marks[number])
+                samples += [(-mark, number, batch, position) for position, mark in enumerate(marks) if mark]
+        samples.sort(key=lambda sample: sample[:2])
+        return [(batch, position) for _, _, batch, position in samples]
+
     def arrive(self, process: int, done: Done, slot: Slot | None, layout: Layout | None) -> None:
         """Take in a batch. On the gang's thread."""
-        batch = self._open.pop(done.number * self._num_processes + process, None)
+        number = done.number * self._num_processes + process
+        self._marks.pop(number, None)
+        batch = self._open.pop(number, None)
         if batch is None:  # closed meanwhile
             if slot is not None:
                 self._gang.release(slot)

@@ -41,7 +41,7 @@ class Segments:
         Raises:
             OSError: There is no room.
         """
-        file = _new_file(num_bytes)
+        file = new_file(num_bytes)
         try:
             mapping = _mapped(file, num_bytes)
         except BaseException:
@@ -105,7 +105,12 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _new_file(num_bytes: int) -> int:
+def new_file(num_bytes: int) -> int:
+    """Return a file without a name, to be mapped by several processes.
+
+    Raises:
+        OSError: There is no room.
+    """
     try:
         file = os.memfd_create("aioload", os.MFD_CLOEXEC)
     except (AttributeError, OSError):  # another system, or a sandbox that knows no such call

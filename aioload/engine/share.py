@@ -21,6 +21,32 @@ from aioload.ring import Ring
 from aioload.stats import Tally
 
 
+class _Marked(Batch):
+    """A batch that tells the other process which of its samples are being loaded, also when this process has died."""
+
+    def __init__(
+        self,
+        number: int,
+        indices: Sequence[Any],
+        recipe: Recipe,
+        on_done: Callable[[Batch], None],
+        claim: Claim,
+        marks: memoryview,
+    ) -> None:
+        super().__init__(number, indices, recipe, on_done, claim)
+        self._marks = marks
+
+    def wants(self, position: int) -> bool:
+        wanted = super().wants(position)
+        if wanted:  # once for each stage, and again whenever it was held back
+            self._marks[position] = min(255, self._marks[position] + 1)
+        return wanted
+
+    def _settle(self, position: int) -> bool:
+        self._marks[position] = 0
+        return super()._settle(position)
+
+
 class Share:
     """The batches of one pass that this process loads. One thread calls its methods, the workers report.
 
@@ -69,12 +95,19 @@ class Share:
         self._appetite = None if crew.regulator is None else Appetite(crew.regulator.demand)
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
         self._by_loop = source.kind in (Kind.ASYNC, Kind.AWAITED)
+        self._by_sample = source.kind in (Kind.STAGED, Kind.AWAITED, Kind.ASYNC, Kind.SINGLE)
 
     def __repr__(self) -> str:
         return f"<Share {sorted(self._open)}{' closed' if self._closed else ''}>"
 
-    def load(self, number: int, indices: Sequence[Any]) -> None:
-        """Start to load the batch of that number, unless it was started before: an interrupt may have it sent twice."""
+    def load(self, number: int, indices: Sequence[Any], marks: memoryview) -> None:
+        """Start to load the batch of that number, unless it was started before: an interrupt may have it sent twice.
+
+        Args:
+            number: Its number.
+            indices: Of its samples.
+            marks: For the samples, if there is room.
+        """
         if number < self._num_loaded or self._closed:
             return
         if not self._num_loaded and self._appetite is not None:
@@ -85,7 +118,11 @@ class Share:
             self._num_granted = num_ahead
             self._window.grant(num_ahead)
         on_done = functools.partial(self._report, given=indices)
-        batch = Batch(number, indices, self._recipe, on_done, Claim(self._budget, number))
+        claim = Claim(self._budget, number)
+        if self._by_sample and marks:
+            batch: Batch = _Marked(number, indices, self._recipe, on_done, claim, marks)
+        else:
+            batch = Batch(number, indices, self._recipe, on_done, claim)
         self._open[number] = batch
         self._fetcher.submit(batch)
 
