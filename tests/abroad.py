@@ -1,6 +1,7 @@
 """Abroad: datasets for engine processes, which must be found there by name."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import threading
@@ -211,3 +212,42 @@ class Unwelcome(Points):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         raise FieldsError(3, where="unpickling")
+
+
+class Shared:
+    """Samples that count in a shared value how many there were."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self.count = context.Value("i", 0)
+        self.lock = context.Lock()
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> int:
+        with self.lock, self.count.get_lock():
+            self.count.value += 1
+        return index
+
+
+class Large:
+    """Samples of a megabyte."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 20,), index, dtype=torch.uint8)
+
+
+class Hog:
+    """Samples of which one keeps the interpreter for hours, as C code may."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            return sum(range(10**13))
+        return index

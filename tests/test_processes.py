@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -20,9 +22,11 @@ from abroad import (
     Drawing,
     Epochs,
     FieldsError,
+    Large,
     Many,
     Points,
     Seeded,
+    Shared,
     Stream,
     Stuck,
     Unwelcome,
@@ -36,7 +40,7 @@ from abroad import (
 )
 from conftest import join_all, loader_threads
 from oracle import assert_same, by_async_for, outcomes, torch_outcomes
-from scripts import Nursery
+from scripts import Nursery, environment
 
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang
@@ -52,6 +56,7 @@ def forks_are_served() -> None:
     new_context(None)
     forkserver.ensure_running()
     resource_tracker.ensure_running()
+    multiprocessing.Value("i")
 
 
 @pytest.fixture
@@ -393,6 +398,44 @@ def test_worker_init_fn_is_called_for_each_worker_and_what_it_raises_is_raised()
         next(iter(loader))
 
 
+def test_locks_and_values_are_shared_with_the_processes() -> None:
+    dataset = Shared()
+    with loader_of(dataset) as loader:
+        assert_same(outcomes(iter(loader)), torch_outcomes(list(range(24)), batch_size=4))
+    assert dataset.count.value == 24
+
+
+def test_any_order() -> None:
+    with loader_of(Points(30), in_order=False) as loader:
+        batches = sorted((batch.label.tolist() for batch in loader), key=lambda labels: labels[0])
+    assert batches == [list(range(n, min(n + 4, 30))) for n in range(0, 30, 4)]
+
+
+def test_two_loaders_at_once() -> None:
+    with loader_of(Points(24)) as one, loader_of(Many(24), shuffle=True, seed=4) as other:
+        pairs = list(zip(one, other, strict=True))
+    assert_same([mine for mine, _ in pairs], torch_outcomes(Points(24), batch_size=4))
+    assert sorted(-int(number) for _, batch in pairs for number in batch) == list(range(24))
+
+
+@pytest.mark.parametrize("num_large", [2, 40])
+def test_bytes_in_flight_are_bounded_over_all_processes(num_large: int) -> None:
+    with loader_of(Large(), 2, prefetch_bytes=num_large << 20, prefetch_factor=8) as loader:
+        for number, batch in enumerate(loader):
+            assert batch[:, -1].tolist() == [2 * number, 2 * number + 1]
+        # Each process lets the batch go on that is needed next.
+        assert loader.stats().peak_bytes_in_flight <= max(num_large, 2 * 3) << 20
+
+
+def test_what_is_said_while_neither_side_listens_is_not_waited_for_in_vain() -> None:
+    """Texts that fill the sockets: the process waits until they are read, and must hear of batches before that."""
+    with loader_of([("x" * 30_000, number) for number in range(400)], 1, processes=1, prefetch_factor=200) as loader:
+        batches = iter(loader)
+        assert next(batches)[1].tolist() == [0]
+        loader._runtime()  # all others are asked for by now
+        assert [batch[1].item() for batch in batches] == list(range(1, 400))
+
+
 HEAD = """
 import multiprocessing, os, signal, time
 os.setpgid(0, 0)  # the processes will be of the group that one Ctrl-C is for
@@ -431,3 +474,72 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert (ended.code, ended.err, num_batches) == (-signal.SIGKILL, "", 999)
     wait_until_gone([*pids, first, second])
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_nothing_outlives_a_consumer_that_was_killed_while_a_process_keeps_its_interpreter(nursery: Nursery) -> None:
+    ended = nursery.run("""
+    import multiprocessing, os, signal, time
+    from abroad import Hog
+    from aioload import DataLoader
+    batches = iter(DataLoader(Hog(), 4, processes=1, num_workers=1, multiprocessing_context='fork'))
+    next(batches)
+    pid = multiprocessing.active_children()[0].pid
+    print(pid, flush=True)
+    clock = os.sysconf("SC_CLK_TCK")
+    while int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[11]) < clock // 4:  # it is at it
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    assert ended.code == -signal.SIGKILL
+    wait_until_gone([int(ended.out)])
+
+
+def test_a_fork_of_the_consumer_may_end_as_it_likes(nursery: Nursery) -> None:
+    script = """
+    import os, sys
+    from abroad import Points
+    from aioload import DataLoader
+    from aioload.errors import ForkedIteratorError
+    arguments = {"persistent_workers": True, "multiprocessing_context": "fork"}
+    loader = DataLoader(Points(40), 4, processes=2, num_workers=2, **arguments)
+    batches = iter(loader)
+    next(batches)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(batches)
+        except ForkedIteratorError:
+            print("refused", flush=True)
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    print(sum(1 for _ in batches), sum(1 for _ in loader))
+    """
+    assert nursery.run_quietly(script).split() == ["refused", "7", "9", "10"]
+
+
+def test_dev_shm_is_not_needed() -> None:
+    """Batches of 128 MB in all, and a dataset that holds a tensor."""
+    script = """
+import torch
+from aioload import DataLoader
+dataset = torch.utils.data.TensorDataset(torch.arange(8.0).repeat(1 << 22, 1).t().contiguous())
+held = [batch for batch, in DataLoader(dataset, 2, processes=1, num_workers=2)]
+print([batch[:, -1].tolist() for batch in held])
+"""
+    mount = "mount -t tmpfs -o ro tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], check=False, capture_output=True).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, script]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment(), timeout=60)
+    assert (ended.stdout, ended.stderr) == ("[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]\n", "")
+
+
+def test_no_folder_for_temporary_files_is_needed(nursery: Nursery) -> None:
+    script = """
+    import tempfile
+    tempfile.tempdir = "/nowhere"
+    from abroad import Points
+    from aioload import DataLoader
+    print(sum(1 for _ in DataLoader(Points(40), 4, processes=1, num_workers=2)))
+    """
+    assert nursery.run_quietly(script) == "10\n"

@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import pickle
 import signal
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from aioload.engine import child
@@ -19,11 +21,14 @@ from aioload.engine.marks import Marks
 from aioload.engine.messages import Hello, Notes
 from aioload.engine.parcel import Parcel
 from aioload.engine.segments import map_file
-from aioload.errors import ArgumentError
+from aioload.errors import ArgumentError, ProcessDiedError
 from aioload.ring import Ring, Slot
 from aioload.stats import Ledger, Tally
 
 _PRELOAD = "aioload.engine.child"
+
+
+_started: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
 
 
 class Member:
@@ -83,6 +88,10 @@ def new_context(context: Any) -> BaseContext:
     chosen = multiprocessing.get_context("forkserver")
     if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
         chosen.set_forkserver_preload(["__main__", _PRELOAD])
+    try:
+        forkserver.ensure_running()
+    except OSError:  # its socket needs a folder for temporary files, and there is none
+        return multiprocessing.get_context("spawn")
     return chosen
 
 
@@ -101,6 +110,7 @@ def start(
     Raises:
         ArgumentError: This process may not start any.
         TransferError: Something in ``contents`` cannot be pickled.
+        ProcessDiedError: It ended before it was given anything.
     """
     if multiprocessing.current_process().daemon:
         message = (
@@ -121,9 +131,16 @@ def start(
     try:
         with end, life, _interrupts_later(context):
             process.start()
-    except BaseException:
+    except BaseException as exc:
         channel.close()
+        if isinstance(exc, BrokenPipeError):
+            message = (
+                "An engine process ended as it began, and has written why to stderr. If it ran the script again, have "
+                "that do what it does under if __name__ == '__main__':, as processes that are not forked need it."
+            )
+            raise ProcessDiedError(message) from exc
         raise
+    _started.add(process)
     return Member(part.process, channel, process, ledger.open())
 
 
@@ -159,6 +176,14 @@ def _all_of(queue: "deque[Any]") -> list[Any]:
             items.append(queue.popleft())
         except IndexError:
             return items
+
+
+def _disown() -> None:
+    """Have a fork of this process leave its engine processes alone when it ends; multiprocessing would end them."""
+    multiprocessing.process._children.difference_update(_started)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def _note_freed(freed: "deque[int]", segment: int, _: Slot) -> None:
