@@ -15,7 +15,8 @@ from typing import Any
 _HEAD = struct.Struct("<?Q")
 """Whether it is the message's last part, and the message's number."""
 
-_PART_BYTES = 48 << 10  # a packet must fit into the socket's buffer, of which the kernel gives some 200 KB
+PART_BYTES = 48 << 10
+"""Messages that are larger go in parts: a packet must fit into the socket's buffer, which is some 200 KB."""
 
 _ancillary_bytes = socket.CMSG_SPACE(array("i").itemsize)
 
@@ -59,11 +60,11 @@ class Channel:
         number, files = next(self._numbers), []
         if file is not None:
             files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [file]))]
-        starts = range(0, len(message) or 1, _PART_BYTES)
+        starts = range(0, len(message) or 1, PART_BYTES)
         with contextlib.suppress(OSError):
             for start in starts:
                 head = _HEAD.pack(start == starts[-1], number)
-                part = message if len(starts) == 1 else message[start : start + _PART_BYTES]
+                part = message if len(starts) == 1 else message[start : start + PART_BYTES]
                 self._send_packet([head, part], files)
                 files = []
             return True
@@ -89,7 +90,7 @@ class Channel:
         asked = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         while True:
             try:
-                packet, files, flags, _ = self._socket.recvmsg(_HEAD.size + _PART_BYTES, _ancillary_bytes, asked)
+                packet, files, flags, _ = self._socket.recvmsg(_HEAD.size + PART_BYTES, _ancillary_bytes, asked)
             except BlockingIOError:
                 raise
             except OSError:  # reset, or closed here

@@ -54,6 +54,7 @@ from typing import Any, Protocol
 from aioload.engine import abroad
 from aioload.engine.batch import Batch
 from aioload.engine.bell import Bell
+from aioload.engine.channel import PART_BYTES
 from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.demand import Demand
@@ -333,7 +334,7 @@ class Gang:
             run.break_(exc)
 
     def _press(self) -> None:
-        """Take in all that comes from now on: a process that we have to tell something may be waiting for that."""
+        """Take in all that comes from now on: a socket is full, and others that should load wait for that."""
         self._is_pressed = True
         self._bell.ring()
 
@@ -373,6 +374,7 @@ class Gang:
             with contextlib.suppress(BlockingIOError):
                 while (message := member.channel.receive(wait=False)) is not None:
                     received.append((member, *message))
+                    self._is_pressed |= len(message[0]) > PART_BYTES
                 dead.append(member)
         # Only now: whoever is woken up by the first goes on beside what is left to do.
         for each in received:
