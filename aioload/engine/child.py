@@ -99,6 +99,12 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
     _end_with(life.fileno())
     torch.set_num_threads(1)  # as torch's workers: there are threads enough
     channel = Channel(end)
+    if not parcel.contents and parcel.error is None:
+        received = channel.receive()
+        if received is None:
+            return
+        assert received[1] is not None
+        parcel.unpack(received[1])
     if parcel.error is not None:
         error = TransferError(f"The dataset could not be unpacked in the engine process: {text_of(parcel.error)}.")
         error.__cause__ = parcel.error

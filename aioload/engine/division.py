@@ -55,15 +55,14 @@ def gang_for(plan: Plan, kind: Kind, *, ring: Ring, portal: Portal, ledger: Ledg
     num_workers = num_processes if kind is Kind.ASYNC else plan.num_workers
     settings = replace(plan.settings, max_bytes=max(1, plan.settings.max_bytes // num_processes))
 
-    def contents(_: Part) -> dict[str, Any]:
-        return {
-            "dataset": plan.dataset,
-            "reader": plan.reader,
-            "cache": plan.cache,
-            "worker_init_fn": plan.worker_init_fn,
-            "seed": plan.seed,
-            "settings": settings,
-        }
+    contents: dict[str, Any] = {
+        "dataset": plan.dataset,
+        "reader": plan.reader,
+        "cache": plan.cache,
+        "worker_init_fn": plan.worker_init_fn,
+        "seed": plan.seed,
+        "settings": settings,
+    }
 
     return Gang(
         divide(

@@ -47,7 +47,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
@@ -61,6 +61,7 @@ from aioload.engine.demand import Demand
 from aioload.engine.marks import Span
 from aioload.engine.member import Member, how_it_ended, start
 from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
+from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
 from aioload.errors import EngineError, ErrorContext, ProcessDiedError, annotate
 from aioload.layout import Layout
@@ -122,7 +123,7 @@ class Gang:
 
     Args:
         parts: What each process is to do.
-        contents: What each is given; see :class:`~aioload.engine.child.Child`.
+        contents: What all are given; see :class:`~aioload.engine.child.Child`.
         context: How processes are started.
         ring: Lends what they fill.
         portal: The loop.
@@ -139,7 +140,7 @@ class Gang:
     def __init__(
         self,
         parts: Sequence[Part],
-        contents: Callable[[Part], dict[str, Any]],
+        contents: dict[str, Any],
         context: BaseContext,
         *,
         ring: Ring,
@@ -166,8 +167,9 @@ class Gang:
         self._thread = threading.Thread(target=self._listen, name="aioload-gang", daemon=True)
         portal.acquire(self._loop_crashed)
         try:
-            for part in parts:
-                self.members.append(start(part, contents(part), context, ledger, self._press))
+            with contextlib.closing(Parcel(contents, is_for_forks=context.get_start_method() == "fork")) as parcel:
+                for part in parts:
+                    self.members.append(start(part, parcel, context, ledger, self._press))
             self._thread.start()
         except BaseException:
             self.stop()

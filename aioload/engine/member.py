@@ -14,18 +14,18 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from aioload.engine import child
+from aioload.engine import child, template
 from aioload.engine.channel import Channel, new_channel
 from aioload.engine.child import Part
 from aioload.engine.marks import Marks
-from aioload.engine.messages import Hello, Notes
+from aioload.engine.messages import Contents, Hello, Notes
 from aioload.engine.parcel import Parcel
 from aioload.engine.segments import map_file
 from aioload.errors import ArgumentError, ProcessDiedError
 from aioload.ring import Ring, Slot
 from aioload.stats import Ledger, Tally
 
-_PRELOAD = "aioload.engine.child"
+_PRELOAD = "aioload.engine.template"
 
 
 _started: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
@@ -89,20 +89,19 @@ def new_context(context: Any) -> BaseContext:
     if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
         chosen.set_forkserver_preload(["__main__", _PRELOAD])
     try:
-        forkserver.ensure_running()
+        with template.telling_main():
+            forkserver.ensure_running()
     except OSError:  # its socket needs a folder for temporary files, and there is none
         return multiprocessing.get_context("spawn")
     return chosen
 
 
-def start(
-    part: Part, contents: dict[str, Any], context: BaseContext, ledger: Ledger, on_full: Callable[[], None]
-) -> Member:
+def start(part: Part, parcel: Parcel, context: BaseContext, ledger: Ledger, on_full: Callable[[], None]) -> Member:
     """Return a new process, which begins to load when it is told to.
 
     Args:
         part: What it is to do.
-        contents: What it is given.
+        parcel: What it is given.
         context: How it is started.
         ledger: Where what it does is counted.
         on_full: See :class:`~aioload.engine.channel.Channel`.
@@ -124,7 +123,7 @@ def start(
     channel.keep(keep)
     process = context.Process(  # type: ignore[attr-defined]
         target=child.main,
-        args=(Parcel(**contents), end, life, part),
+        args=(parcel, end, life, part),
         name=f"aioload-{part.process}",
         daemon=True,
     )
@@ -141,6 +140,8 @@ def start(
             raise ProcessDiedError(message) from exc
         raise
     _started.add(process)
+    if parcel.file is not None:
+        channel.send(pickle.dumps(Contents()), parcel.file)
     return Member(part.process, channel, process, ledger.open())
 
 

@@ -9,8 +9,12 @@ from aioload.engine.position import Place
 # To the engine process.
 
 
+class Contents(NamedTuple):
+    """What the process is given, in the file that comes with this, unless it was given it when it was started."""
+
+
 class Hello(NamedTuple):
-    """The first message, with the file of the :class:`~aioload.engine.marks.Marks`."""
+    """The next message, with the file of the :class:`~aioload.engine.marks.Marks`."""
 
 
 class Begin(NamedTuple):

@@ -1,49 +1,114 @@
-"""Parcel: what an engine process is given when it begins: dataset and settings, pickled once for each process."""
+"""Parcel: what an engine process is given when it begins: dataset and settings."""
 
+import contextlib
 import io
+import os
 import pickle
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import reduction
+from multiprocessing.context import set_spawning_popen
 from typing import Any
 
+import numpy as np
 import torch
 
+from aioload.engine.segments import map_file, new_file
 from aioload.errors import TransferError, text_of
 
 _MOST_DEPTH = 6
 
 
 class Parcel:
-    """Things by name, as attributes, that travel with a process that is started.
+    """Things by name that travel to processes: pickled once for all, in a file that is passed on behind their start.
+
+    What can only be pickled in the course of the start of a process, and goes there another way, has the parcel
+    pickled anew with each; so it is also where nothing needs to be pickled, as the process is a fork.
 
     Args:
-        **contents: The things.
+        contents: The things.
+        is_for_forks: Whether all processes are forks of this one.
+
+    Raises:
+        TransferError: Something cannot be pickled; the message says which part of what.
     """
 
-    def __init__(self, **contents: Any) -> None:
+    def __init__(self, contents: dict[str, Any], *, is_for_forks: bool) -> None:
         self.contents = contents
         self.error: BaseException | None = None
         """In the process that got it: why the contents could not be unpacked."""
+        self.file: int | None = None
+        """Where they are, until :meth:`close`."""
+        if not is_for_forks:
+            with contextlib.suppress(_OnlyWithProcessError):
+                self.file = _written(_pickled_for_all(contents))
+
+    def close(self) -> None:
+        """Close the file: it has been given to all."""
+        file, self.file = self.file, None
+        if file is not None:
+            os.close(file)
 
     def __reduce__(self) -> Any:
-        """Pickle, in the course of the start of a process: only then do locks and shared values let it be done.
+        """Pickle, in the course of the start of a process.
 
         Raises:
             TransferError: Something cannot be pickled; the message says which part of what.
         """
+        if self.file is not None:
+            return _unpack, (None,)
+        return _unpack, (_pickled_or_error(self.contents),)
+
+    def unpack(self, file: int) -> None:
+        """Fill it with the contents of a file, which is closed. In the process that got it."""
         try:
-            return _unpack, (_pickled(self.contents),)
-        except Exception as exc:
-            name, part, inner = unpicklable_part(self.contents, exc)
-            message = (
-                f"{name} cannot be given to an engine process, since it cannot be pickled: {text_of(inner)}. Leave "
-                f"{type(part).__name__} objects out of what is pickled (by a __getstate__ of its owner) and make them "
-                "where they are used first; define functions and classes at the top level of a module; or leave out "
-                "processes=, which needs nothing pickled."
-            )
-            raise TransferError(message) from exc
+            self.contents = pickle.loads(map_file(file).numpy().data)
+        except BaseException as exc:
+            self.error = exc
+
+
+class _OnlyWithProcessError(Exception):
+    pass
+
+
+class _Nobody:
+    """In place of a process that is started, for what is passed to any: names may be, and open files may not."""
+
+    def DupFd(self, _: int) -> Any:
+        raise _OnlyWithProcessError
+
+    duplicate_for_child = DupFd
+
+
+def _pickled_for_all(contents: dict[str, Any]) -> bytes:
+    set_spawning_popen(_Nobody())  # type: ignore[arg-type]
+    try:
+        return _pickled_or_error(contents)
+    finally:
+        set_spawning_popen(None)
+
+
+def _pickled_or_error(contents: dict[str, Any]) -> bytes:
+    try:
+        return _pickled(contents)
+    except _OnlyWithProcessError:
+        raise
+    except Exception as exc:
+        name, part, inner = unpicklable_part(contents, exc)
+        message = (
+            f"{name} cannot be given to an engine process, since it cannot be pickled: {text_of(inner)}. Leave "
+            f"{type(part).__name__} objects out of what is pickled (by a __getstate__ of its owner) and make them "
+            "where they are used first; define functions and classes at the top level of a module; or leave out "
+            "processes=, which needs nothing pickled."
+        )
+        raise TransferError(message) from exc
+
+
+def _written(pickled: bytes) -> int:
+    file = new_file(len(pickled))
+    map_file(os.dup(file)).numpy()[:] = np.frombuffer(pickled, np.uint8)
+    return file
 
 
 def _pickled(value: Any) -> bytes:
@@ -66,14 +131,15 @@ class _Pickler(reduction.ForkingPickler):
         return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if is_private else NotImplemented
 
 
-def _unpack(pickled: bytes) -> Parcel:
+def _unpack(pickled: bytes | None) -> Parcel:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on, which may take long: Ctrl-C is for the consumer
-    parcel = Parcel()
-    try:
-        parcel.contents = pickle.loads(pickled)
-    except BaseException as exc:
-        parcel.error = exc
+    parcel = Parcel({}, is_for_forks=True)
+    if pickled is not None:
+        try:
+            parcel.contents = pickle.loads(pickled)
+        except BaseException as exc:
+            parcel.error = exc
     return parcel
 
 
