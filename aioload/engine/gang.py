@@ -59,11 +59,11 @@ from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.demand import Demand
 from aioload.engine.marks import Span
-from aioload.engine.member import Member, how_it_ended, start
+from aioload.engine.member import Member, check_may_start, how_it_ended
 from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
 from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
-from aioload.errors import EngineError, ErrorContext, ProcessDiedError, annotate
+from aioload.errors import AioloadError, EngineError, ErrorContext, ProcessDiedError, annotate
 from aioload.layout import Layout
 from aioload.ring import Ring, Slot
 from aioload.stats import Ledger, Tally
@@ -150,6 +150,7 @@ class Gang:
         has_beginning: bool,
         epoch_told: int | None,
     ) -> None:
+        check_may_start()
         self._ring, self._loop, self._ledger, self._epoch_told = ring, portal, ledger, epoch_told
         self.portal = Entrance(portal, opened=not has_beginning)
         self.regulator: Any = ReadsElsewhere() if auto else None
@@ -164,16 +165,23 @@ class Gang:
         self._num_begun = 0
         self._bell, self._is_pressed = Bell(), False
         self.members: list[Member] = []
-        self._thread = threading.Thread(target=self._listen, name="aioload-gang", daemon=True)
+        self._unstarted: tuple[Parcel, BaseContext] | None = None
+        self._thread = threading.Thread(target=self._serve, name="aioload-gang", daemon=True)
         portal.acquire(self._loop_crashed)
         try:
             with contextlib.closing(Parcel(contents, is_for_forks=context.get_start_method() == "fork")) as parcel:
                 for part in parts:
-                    self.members.append(start(part, parcel, context, ledger, self._press))
+                    self.members.append(Member(part, ledger.open(), self._press))
+                    self.members[-1].greet(parcel)
+                if parcel.file is None:
+                    self._start(parcel, context)
+                else:  # in the thread, beside what the caller does next
+                    self._unstarted = parcel.wrapping(), context
             self._thread.start()
         except BaseException:
             self.stop()
-            self._reap()
+            if self._thread.ident is None:
+                self._reap()
             raise
         end_at_exit(self)
 
@@ -342,19 +350,13 @@ class Gang:
 
     # The gang's thread.
 
-    def _listen(self) -> None:
-        quiet, attentive = select.poll(), select.poll()
-        sentinels = {member.process.sentinel: member for member in self.members}
-        for poll in (quiet, attentive):
-            for file in (self._bell.fileno(), *sentinels):
-                poll.register(file, select.POLLIN)
-        for member in self.members:
-            attentive.register(member.channel.fileno(), select.POLLIN)
+    def _serve(self) -> None:
         try:
-            while not self._closed:
-                files = [file for file, _ in (attentive if self._is_attended() else quiet).poll()]
-                self._bell.answer()  # before looking whether anybody waits
-                self._take_all([sentinels[file] for file in files if file in sentinels])
+            if self._unstarted is not None:
+                self._start(*self._unstarted)
+            self._listen()
+        except AioloadError as exc:
+            self._crash(exc)
         except BaseException as exc:
             error = EngineError(f"What came from an engine process could not be taken in: {exc!r}.")
             error.__cause__ = exc
@@ -362,6 +364,24 @@ class Gang:
         finally:
             self.stop()
             self._reap()
+
+    def _start(self, parcel: Parcel, context: BaseContext) -> None:
+        for member in self.members:
+            if not self._closed:
+                member.start(parcel, context)
+
+    def _listen(self) -> None:
+        quiet, attentive = select.poll(), select.poll()
+        sentinels = {member.process.sentinel: member for member in self.members if member.process is not None}
+        for poll in (quiet, attentive):
+            for file in (self._bell.fileno(), *sentinels):
+                poll.register(file, select.POLLIN)
+        for member in self.members:
+            attentive.register(member.channel.fileno(), select.POLLIN)
+        while not self._closed:
+            files = [file for file, _ in (attentive if self._is_attended() else quiet).poll()]
+            self._bell.answer()  # before looking whether anybody waits
+            self._take_all([sentinels[file] for file in files if file in sentinels])
 
     def _is_attended(self) -> bool:
         """Whether what comes is taken in at once."""
@@ -383,7 +403,6 @@ class Gang:
             self._take(*each)
         for member in dead:
             if not self._closed:
-                member.ended = True
                 self._crash(self._death_of(member))
 
     def _take(self, member: Member, packed: bytes, file: int | None) -> None:
@@ -450,13 +469,6 @@ class Gang:
         """See all processes end, and kill those that do not."""
         deadline = time.monotonic() + _END_S
         for member in self.members:
-            process = member.process
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.exitcode is None:
-                process.kill()
-                process.join()
-            with contextlib.suppress(ValueError):
-                process.close()
-            member.channel.close()
+            member.end(deadline)
             self._ledger.close(member.tally)
         self._bell.close()

@@ -29,15 +29,19 @@ class Marks:
     """
 
     def __init__(self, file: int | None = None) -> None:
-        self._file = new_file(_NUM_BYTES) if file is None else None
-        self.memory = memoryview(map_file(os.dup(self._file) if file is None else file).numpy())  # type: ignore[arg-type]
+        self.file: int | None = None
+        """For the other process, until :meth:`close`."""
+        if file is None:
+            self.file = new_file(_NUM_BYTES)
+            file = os.dup(self.file)
+        self.memory = map_file(file).numpy().data
         self._end = 0
 
-    def take_file(self) -> int:
-        """Return the file for the other process, which is the caller's. Once."""
-        file, self._file = self._file, None
-        assert file is not None
-        return file
+    def close(self) -> None:
+        """Close the file: the other process has it. Again, it does nothing."""
+        file, self.file = self.file, None
+        if file is not None:
+            os.close(file)
 
     def new_span(self, num_samples: int) -> Span:
         """Return where a batch has its marks, over those of one that was begun long ago; none if it is too large."""

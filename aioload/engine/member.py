@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from aioload.engine import child, template
-from aioload.engine.channel import Channel, new_channel
+from aioload.engine.channel import new_channel
 from aioload.engine.child import Part
 from aioload.engine.marks import Marks
 from aioload.engine.messages import Contents, Hello, Notes
@@ -23,7 +24,7 @@ from aioload.engine.parcel import Parcel
 from aioload.engine.segments import map_file
 from aioload.errors import ArgumentError, ProcessDiedError
 from aioload.ring import Ring, Slot
-from aioload.stats import Ledger, Tally
+from aioload.stats import Tally
 
 _PRELOAD = "aioload.engine.template"
 
@@ -32,32 +33,82 @@ _started: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
 
 
 class Member:
-    """One process, and this side of what it shares with us.
+    """One process, to be started, and this side of what it shares with us.
 
     Args:
-        number: Its number.
-        channel: To it.
-        process: The process, started.
+        part: What it is to do.
         tally: What it has done.
+        on_full: See :class:`~aioload.engine.channel.Channel`.
     """
 
-    def __init__(self, number: int, channel: Channel, process: Any, tally: Tally) -> None:
-        self.number, self.channel, self.process, self.tally = number, channel, process, tally
-        self.pid: int = process.pid
+    def __init__(self, part: Part, tally: Tally, on_full: Callable[[], None]) -> None:
+        self.number, self.tally = part.process, tally
+        self.process: Any = None
         self.slots: dict[int, Slot] = {}
         self.freed: deque[int] = deque()  # appended to by whoever lets the last view go
         self.taken: deque[tuple[int, int]] = deque()
         self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
-        self.ended = False
         self.marks = Marks()
-        file = self.marks.take_file()
-        try:
-            self.send(Hello(), file)
-        finally:
-            os.close(file)
+        self._part = part
+        self.channel, end = new_channel()
+        self.channel.on_full = on_full
+        life, keep = multiprocessing.Pipe(duplex=False)
+        self.channel.keep(keep)
+        self._ends = end, life
 
     def __repr__(self) -> str:
-        return f"<Member {self.number} pid={self.pid}{' ended' if self.ended else ''}>"
+        return f"<Member {self.number} pid={self.pid}>"
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number among the system's, ``None`` if it has not been started."""
+        return None if self.process is None else self.process.pid
+
+    def greet(self, parcel: Parcel) -> None:
+        """Send it what it has to have first. It may be started before or after that."""
+        if parcel.file is not None:
+            self.send(Contents(), parcel.file)
+        self.send(Hello(), self.marks.file)
+        self.marks.close()
+
+    def start(self, parcel: Parcel, context: BaseContext) -> None:
+        """Start the process.
+
+        Args:
+            parcel: What it is given.
+            context: How it is started.
+
+        Raises:
+            TransferError: Something cannot be pickled.
+            ProcessDiedError: It ended before it was given anything.
+        """
+        end, life = self._ends
+        process = context.Process(  # type: ignore[attr-defined]
+            target=child.main, args=(parcel, end, life, self._part), name=f"aioload-{self.number}", daemon=True
+        )
+        try:
+            with end, life, _interrupts_later(context):
+                process.start()
+        except BrokenPipeError as exc:
+            message = (
+                "An engine process ended as it began, and has written why to stderr. If it ran the script again, have "
+                "that do what it does under if __name__ == '__main__':, as processes that are not forked need it."
+            )
+            raise ProcessDiedError(message) from exc
+        self.process = process
+        _started.add(process)
+
+    def end(self, deadline: float) -> None:
+        """See the process end, and kill it at ``deadline`` (monotonic); nobody may use this any more."""
+        if self.process is not None:
+            self.process.join(max(0.0, deadline - time.monotonic()))
+            if self.process.exitcode is None:
+                self.process.kill()
+                self.process.join()
+            with contextlib.suppress(ValueError):
+                self.process.close()
+        for end in (*self._ends, self.marks, self.channel):
+            end.close()
 
     def notes(self) -> Notes | None:
         """Return what it has not been told, once."""
@@ -96,53 +147,14 @@ def new_context(context: Any) -> BaseContext:
     return chosen
 
 
-def start(part: Part, parcel: Parcel, context: BaseContext, ledger: Ledger, on_full: Callable[[], None]) -> Member:
-    """Return a new process, which begins to load when it is told to.
-
-    Args:
-        part: What it is to do.
-        parcel: What it is given.
-        context: How it is started.
-        ledger: Where what it does is counted.
-        on_full: See :class:`~aioload.engine.channel.Channel`.
-
-    Raises:
-        ArgumentError: This process may not start any.
-        TransferError: Something in ``contents`` cannot be pickled.
-        ProcessDiedError: It ended before it was given anything.
-    """
+def check_may_start() -> None:
+    """Raise :class:`~aioload.errors.ArgumentError` in a process that may not start others."""
     if multiprocessing.current_process().daemon:
         message = (
             "processes= needs processes of its own, and this one is daemonic (a worker of torch's loader or of a pool, "
             "say), which may not start any. Leave processes out here."
         )
         raise ArgumentError(message)
-    channel, end = new_channel()
-    channel.on_full = on_full
-    life, keep = multiprocessing.Pipe(duplex=False)
-    channel.keep(keep)
-    process = context.Process(  # type: ignore[attr-defined]
-        target=child.main,
-        args=(parcel, end, life, part),
-        name=f"aioload-{part.process}",
-        daemon=True,
-    )
-    try:
-        with end, life, _interrupts_later(context):
-            process.start()
-    except BaseException as exc:
-        channel.close()
-        if isinstance(exc, BrokenPipeError):
-            message = (
-                "An engine process ended as it began, and has written why to stderr. If it ran the script again, have "
-                "that do what it does under if __name__ == '__main__':, as processes that are not forked need it."
-            )
-            raise ProcessDiedError(message) from exc
-        raise
-    _started.add(process)
-    if parcel.file is not None:
-        channel.send(pickle.dumps(Contents()), parcel.file)
-    return Member(part.process, channel, process, ledger.open())
 
 
 @contextlib.contextmanager

@@ -44,6 +44,10 @@ class Parcel:
             with contextlib.suppress(_OnlyWithProcessError):
                 self.file = _written(_pickled_for_all(contents))
 
+    def wrapping(self) -> "Parcel":
+        """Return what a process is started with, whatever the contents are sent by."""
+        return self if self.file is None else Parcel({}, is_for_forks=True)
+
     def close(self) -> None:
         """Close the file: it has been given to all."""
         file, self.file = self.file, None
@@ -56,7 +60,7 @@ class Parcel:
         Raises:
             TransferError: Something cannot be pickled; the message says which part of what.
         """
-        if self.file is not None:
+        if not self.contents:
             return _unpack, (None,)
         return _unpack, (_pickled_or_error(self.contents),)
 

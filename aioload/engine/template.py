@@ -1,6 +1,7 @@
 """Template: what the server that engine processes are forked off has imported, once for all of them."""
 
 import contextlib
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def telling_main() -> Iterator[None]:
 
 def _import_main() -> None:
     told = os.environ.pop(_VARIABLE, None)
-    if told is None:
+    if told is None:  # not in the server
         return
     current = process.current_process()
     current._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001  # so that it starts no processes
@@ -36,6 +37,8 @@ def _import_main() -> None:
             spawn.prepare(json.loads(told))
     finally:
         del current._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
+    gc.collect()
+    gc.freeze()  # else a collection in a process would touch, and so copy, all that it shares with the server
 
 
 _import_main()
