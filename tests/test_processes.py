@@ -428,13 +428,17 @@ def test_bytes_in_flight_are_bounded_over_all_processes(num_large: int) -> None:
         assert loader.stats().peak_bytes_in_flight <= max(num_large, 2 * 3) << 20
 
 
-def test_what_is_said_while_neither_side_listens_is_not_waited_for_in_vain() -> None:
-    """Texts that fill the sockets: the process waits until they are read, and must hear of batches before that."""
-    with loader_of([("x" * 30_000, number) for number in range(400)], 1, processes=1, prefetch_factor=200) as loader:
-        batches = iter(loader)
-        assert next(batches)[1].tolist() == [0]
-        loader._runtime()  # all others are asked for by now
-        assert [batch[1].item() for batch in batches] == list(range(1, 400))
+def test_a_process_that_waits_to_be_heard_hears_what_it_has_to() -> None:
+    """Hundreds of batches that are made as soon as they are asked for, while nobody waits for the first."""
+    dataset = torch.utils.data.TensorDataset(torch.arange(900))
+    with loader_of(dataset, 1, processes=1, num_workers=1, prefetch_factor=700, timeout=30) as loader:
+        assert [int(batch) for (batch,) in loader] == list(range(900))
+
+
+def test_texts_that_fill_the_sockets() -> None:
+    texts = [f"{number} " * 40_000 for number in range(40)]
+    with loader_of(texts, 1, processes=1, prefetch_factor=20) as loader:
+        assert [batch for (batch,) in loader] == texts
 
 
 HEAD = """
