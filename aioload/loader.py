@@ -28,6 +28,7 @@ from aioload.cache import Cache
 from aioload.device import resolve_device
 from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
+from aioload.engine.member import start_server
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
 from aioload.engine.protocol import check_cache, check_read, check_reader
@@ -213,6 +214,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         )
         if multiprocessing_context is not None and processes == 0:
             say_once_that_there_are_no_processes()
+        if processes > 0:
+            start_server(self.multiprocessing_context)
         self.device, self.num_device_batches = resolve_device(device), num_device_batches
         self.device_transform = device_transform
         check_device_transform(device_transform, self.device)

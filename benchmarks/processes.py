@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 import aioload
+from aioload.engine.member import start_server
 from aioload.readers.local import read_file
 from benchmarks.loaders import BATCH_SIZE, decode_npy
 from benchmarks.paired import Comparison, Rival, compare, machine
@@ -35,9 +36,11 @@ from benchmarks.rivals import (
 from benchmarks.samples import cache_folder, npy_files
 from benchmarks.slow_folder import SlowFolderError, slow_npy_files
 from benchmarks.slow_rivals import Batches, aioload_batches, spdl_batches, torch_batches
-from benchmarks.steps import Meter, Step, forever, step_epoch
+from benchmarks.steps import Meter, Step, beside, forever, step_epoch
 
 STEP_BATCH = 4
+STEP_S, PAUSE_S = 2e-3, 1e-3
+NUM_BESIDE = 16
 NUM_LARGE, LARGE_BYTES, LARGE_BATCH = 200, 10_000_000, 4
 NUM_SLOW = 2000
 NUM_PATHS = 1_000_000
@@ -97,7 +100,9 @@ def compare_step(arguments: argparse.Namespace) -> list[Comparison]:
 def _ways_beside(dataset: Any, files: Files) -> dict[str, Batches]:
     with closing(aioload.DataLoader(dataset, STEP_BATCH, num_workers=0)) as loader:
         cached = next(iter(loader))
-    ways = {"one cached batch": forever(cached), "the same, after a pause of 1 ms": forever(cached, 1e-3)}
+    ways = {"one cached batch": forever(cached), "the same, after a pause of 1 ms": forever(cached, PAUSE_S)}
+    work = load_for_ever, dataset, STEP_BATCH, NUM_BESIDE, STEP_S + PAUSE_S
+    ways["the same, beside a loader of another process"] = beside(cached, PAUSE_S, *work)
     for num_reads in (16, 64):
         common = {"batch_size": STEP_BATCH, "num_workers": 2, "num_concurrent_reads": num_reads}
         ways[f"aioload, processes=1, {num_reads} reads"] = aioload_batches(dataset, processes=1, **common)
@@ -108,6 +113,15 @@ def _ways_beside(dataset: Any, files: Files) -> dict[str, Batches]:
     else:
         ways["SPDL, 16 threads"] = spdl_batches(files, batch_size=STEP_BATCH, num_threads=16, chunk=1)
     return ways
+
+
+def load_for_ever(ready: Any, dataset: Any, batch_size: int, num_reads: int, step_s: float) -> None:
+    """Load, in a process of its own, about as many batches a second as a training step takes."""
+    torch.set_num_threads(1)
+    while True:
+        for _ in aioload.DataLoader(dataset, batch_size, num_workers=2, num_concurrent_reads=num_reads):
+            ready.set()
+            time.sleep(step_s)
 
 
 def compare_npy(arguments: argparse.Namespace) -> list[Comparison]:
@@ -207,6 +221,7 @@ def main() -> None:
     if arguments.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {arguments.rounds}")
     torch.set_num_threads(1)
+    start_server(None)
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     names = list(COMPARISONS) if arguments.comparison == "all" else [arguments.comparison]
     done: list[Comparison] = []

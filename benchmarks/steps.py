@@ -1,11 +1,12 @@
 """Steps: how long a training step takes beside a loader at work, by whom it is interrupted, and how long it waits."""
 
 import itertools
+import multiprocessing
 import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +59,26 @@ def forever(batch: torch.Tensor, pause_s: float = 0.0) -> Batches:
 
     def batches() -> AbstractContextManager[Iterator[torch.Tensor]]:
         return nullcontext(again())
+
+    return batches
+
+
+def beside(batch: torch.Tensor, pause_s: float, work: Callable[..., None], *arguments: Any) -> Batches:
+    """Lend one batch again and again, after a pause, while another process does ``work(ready, *arguments)``."""
+
+    @contextmanager
+    def batches() -> Iterator[Iterator[torch.Tensor]]:
+        context = multiprocessing.get_context("forkserver")
+        ready = context.Event()
+        process = context.Process(target=work, args=(ready, *arguments), daemon=True)
+        process.start()
+        try:
+            ready.wait()
+            with forever(batch, pause_s)() as loader:
+                yield loader
+        finally:
+            process.kill()
+            process.join()
 
     return batches
 

@@ -134,7 +134,7 @@ def new_context(context: Any) -> BaseContext:
 
     The server is a process that has done nothing but import, so that each further one takes milliseconds.
     """
-    if context is not None:
+    if context is not None and context.get_start_method() != "forkserver":
         return context  # type: ignore[no-any-return]
     chosen = multiprocessing.get_context("forkserver")
     if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
@@ -145,6 +145,14 @@ def new_context(context: Any) -> BaseContext:
     except OSError:  # its socket needs a folder for temporary files, and there is none
         return multiprocessing.get_context("spawn")
     return chosen
+
+
+def start_server(context: Any) -> None:
+    """Have the server that forks processes begin to import things, which takes seconds. Never waits."""
+    is_server = context is None or context.get_start_method() == "forkserver"
+    if is_server and not multiprocessing.current_process().daemon:
+        with contextlib.suppress(RuntimeError):  # the main module is being imported: who wants processes is told
+            new_context(None)
 
 
 def check_may_start() -> None:
