@@ -61,6 +61,9 @@ from aioload.workers import answer_for_torch
 _END_S = 1.0
 """Seconds that threads get to end; one that is stuck in a read would keep the process for ever."""
 
+_TELL_EVERY_S = 0.02
+"""Seconds between two accounts of what has been done, while there is more to do."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
@@ -164,6 +167,7 @@ class Child:
         )
         self._crew: Crew | None = None
         self._marks: Marks | None = None
+        self._told_s = 0.0  # when the loader was told of what has been done
         self._shares: dict[int, Share] = {}
         self._layouts: weakref.WeakKeyDictionary[Layout, bytes] = weakref.WeakKeyDictionary()
         answer_for_torch()
@@ -355,7 +359,12 @@ class Child:
             dropped.append(self._segments.dropped.popleft())
         return dropped
 
-    def _totals(self) -> Totals:
+    def _totals(self) -> Totals | None:
+        """Return what there is to tell of all threads, which takes a while: not for each of many batches."""
+        now_s = time.monotonic()
+        if now_s - self._told_s < _TELL_EVERY_S and not all(share.is_idle for share in tuple(self._shares.values())):
+            return None
+        self._told_s = now_s
         crew, budget = self._crew, self._budget
         assert crew is not None
         return Totals(self._ledger.sums(), crew.reads_limit, crew.decode.limit, budget.num_bytes, budget.peak_bytes)

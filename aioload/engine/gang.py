@@ -429,13 +429,15 @@ class Gang:
             self._ring.release(slot)
 
     def _count(self, member: Member, done: Done) -> None:
+        for segment in done.dropped:
+            member.slots.pop(segment, None)
         totals = done.totals
+        if totals is None:
+            return
         for name, value in zip(Tally.__slots__, totals.sums, strict=True):
             setattr(member.tally, name, value)
         member.reads_limit, member.decode_limit = totals.reads_limit, totals.decode_limit
         member.num_bytes, member.peak_bytes = totals.num_bytes, totals.peak_bytes
-        for segment in done.dropped:
-            member.slots.pop(segment, None)
         if self.regulator is not None:
             self.regulator.limits[member.number] = totals.reads_limit
 

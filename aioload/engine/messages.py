@@ -100,7 +100,8 @@ class Done(NamedTuple):
     failed: dict[int, tuple[Any, Any, str, bytes]]
     """Samples that it is made without, by position."""
     num_bytes: int
-    totals: "Totals"
+    totals: "Totals | None"
+    """``None`` where they were told a moment ago and will be soon."""
     dropped: list[int]
     """Segments that are gone."""
 

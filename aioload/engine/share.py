@@ -5,6 +5,7 @@ Batches go by their number within the share.
 """
 
 import functools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ class _Marked(Batch):
     def wants(self, position: int) -> bool:
         wanted = super().wants(position)
         if wanted:  # once for each stage, and again whenever it was held back
-            self._marks[position] = min(255, self._marks[position] + 1)
+            self._marks[position] = (self._marks[position] & 127) + 1
         return wanted
 
     def _settle(self, position: int) -> bool:
@@ -78,6 +79,7 @@ class Share:
         self._num_granted = 1
         self._window = Window(1, budget, self._resubmit)
         self._open: dict[int, Batch] = {}
+        self._unfinished: deque[None] = deque()  # as many as batches that are being loaded: it is atomic
         self._num_loaded = 0
         self._closed = False
         self._recipe = Recipe(
@@ -124,7 +126,13 @@ class Share:
         else:
             batch = Batch(number, indices, self._recipe, on_done, claim)
         self._open[number] = batch
+        self._unfinished.append(None)
         self._fetcher.submit(batch)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all batches that it was asked for are done."""
+        return not self._unfinished
 
     def note_taken(self, number: int) -> None:
         """Take notice that the consumer has a batch; its bytes are no longer in flight."""
@@ -153,6 +161,7 @@ class Share:
         self._fetcher.resubmit(jobs)
 
     def _report(self, batch: Batch, given: Sequence[Any]) -> None:
+        self._unfinished.pop()
         if self._appetite is not None:
             self._appetite.note_done()
         if isinstance(self._fetcher, GatherFetcher) and self._fetcher.is_direct:
