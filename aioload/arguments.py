@@ -143,15 +143,20 @@ def warn_of_pinning(pin_memory: Any, pin_memory_device: str) -> None:
             UserWarning,
             stacklevel=4,  # the line of the loop
         )
-    if not torch.cuda.is_available():
-        none = (
-            "no accelerator" if not torch.accelerator.is_available() else "no CUDA device, though another accelerator,"
-        )
+    why = _why_not_pinned()
+    if why is not None:
         warnings.warn(
-            f"'pin_memory' argument is set as true but {none} is found, then device pinned memory won't be used.",
+            f"'pin_memory' argument is set as true but {why}device pinned memory won't be used.",
             UserWarning,
             stacklevel=4,
         )
+
+
+def _why_not_pinned() -> str | None:
+    if not torch.accelerator.is_available():
+        return "no accelerator is found, then "
+    accelerator = torch.accelerator.current_accelerator()
+    return "not supported on MPS now, " if accelerator is not None and accelerator.type == "mps" else None
 
 
 def check_iterable_workers(iterable_workers: int, dataset: Any) -> None:

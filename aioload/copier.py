@@ -1,24 +1,33 @@
 """Copier: a finished batch to a device, on a stream of its own.
 
 A batch in a slot takes one copy whatever its structure: the used part of the arena goes over as bytes, and the
-leaves are views of it there. The host never waits: the consumer's stream waits for the batch's event, the
-slot goes back to the ring once that event has passed, and the device's allocator is told of the consumer's stream.
+leaves, or the tensors that were brought together in it, are views of it there. The host never waits: the consumer's
+stream waits for the batch's event, the slot goes back to the ring once that event has passed, and the device's
+allocator is told of the consumer's stream.
+For a device without streams there is nothing to be done ahead: :meth:`Copier.receive` moves the batch.
 """
 
-import copy
-import dataclasses
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
-from aioload.device import DeviceBackend, Event, Stream
+from aioload.bundle import Bundle, bundle
+from aioload.device import PASSED, DeviceBackend, Event, Stream
 from aioload.layout import Layout
 from aioload.leaf import Column
 from aioload.ring import Ring, Slot
-from aioload.structure import is_dataclass_instance, with_fields, with_items, with_parts
+from aioload.structure import map_tensors
+
+
+class _Carry(Protocol):
+    """Takes a batch over: see :func:`~aioload.structure.map_tensors`."""
+
+    def __call__(
+        self, function: Callable[[torch.Tensor], torch.Tensor], own: Callable[[Any], Any] | None = None, /
+    ) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +58,15 @@ class Copier:
     """
 
     def __init__(self, backend: DeviceBackend, ring: Ring, transform: Callable[[Any], Any] | None = None) -> None:
-        self._backend, self._ring, self._transform = backend, ring, transform
+        self.ring, self._backend, self._transform = ring, backend, transform
         self._stream: Stream | None = None
 
     def copy_slot(self, slot: Slot, layout: Layout, columns: Sequence[Column], num_rows: int) -> Copied:
         """Issue one copy of all that ``slot`` holds. Takes over the slot, also where this raises. Any thread."""
-        try:
-            stream = self._side_stream()
-        except BaseException:
-            self._ring.release(slot)
-            raise
-        try:
-            arena = self._backend.copy(slot.tensor(layout.offsets(num_rows)[1]), stream)
-        finally:  # what failed may have issued a copy all the same
-            event = self._release_behind(slot, stream)
+        stream = self._side_stream_for(slot)
+        if stream is None:
+            return _left(layout.batch(layout.tensors(columns, num_rows, self.ring.lend(slot))))
+        arena, event = self._copy_arena(slot, layout.offsets(num_rows)[1], stream)
 
         def view(dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
             return arena[offset : offset + count * dtype.itemsize].view(dtype)
@@ -72,8 +76,20 @@ class Copier:
 
     def copy(self, value: Any) -> Copied:
         """Issue the copies of a batch that is in no slot. Some are left for :meth:`receive`. Any thread."""
-        stream, pieces = self._side_stream(), list[torch.Tensor]()
-        is_partial = False
+        stream = self._side_stream()
+        return _left(value) if stream is None else self._copy_ahead(functools.partial(map_tensors, value), stream)
+
+    def copy_bundle(self, slot: Slot, bundle: Bundle) -> Copied:
+        """Issue one copy of all that is in ``slot``, and as for :meth:`copy` of the rest. Takes over the slot."""
+        stream = self._side_stream_for(slot)
+        if stream is None:
+            return _left(bundle.moved(self.ring.lend(slot)(torch.uint8, bundle.num_bytes, 0), lambda tensor: tensor))
+        arena, event = self._copy_arena(slot, bundle.num_bytes, stream)
+        copied = self._copy_ahead(functools.partial(bundle.moved, arena), stream, event)
+        return replace(copied, pieces=[arena, *copied.pieces])
+
+    def _copy_ahead(self, carry: _Carry, stream: Stream, event: Event | None = None) -> Copied:
+        pieces, is_partial = list[torch.Tensor](), False
 
         def copy_ahead(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal is_partial
@@ -83,8 +99,9 @@ class Copier:
             pieces.append(self._backend.copy(tensor, stream))
             return pieces[-1]
 
-        moved = map_tensors(value, copy_ahead)
-        event = self._backend.record_event(stream)
+        moved = carry(copy_ahead)
+        if pieces or event is None:
+            event = self._backend.record_event(stream)
         return Copied(moved, event, pieces, is_partial or _moves_itself(moved))
 
     def transform(self, copied: Copied) -> Copied:
@@ -108,6 +125,8 @@ class Copier:
         In the consumer's thread. What is no single piece of memory (sparse tensors, objects that move themselves) is
         moved here: what it would take on the side stream could not be marked, and so might be used again too early.
         """
+        if copied.event is PASSED:
+            return self.move(copied.value)
         backend = self._backend
         current = backend.current_stream()
         backend.wait_event(current, copied.event)
@@ -122,12 +141,18 @@ class Copier:
         return map_tensors(copied.value, move, self._move_itself)
 
     def move(self, value: Any) -> Any:
-        """Return ``value`` with its tensors on the device, copied on the caller's current stream."""
+        """Return ``value`` with its tensors on the device, copied on the caller's current stream, mostly in one."""
+        carry: _Carry = functools.partial(map_tensors, value)
+        stream = self._backend.current_stream()
+        if stream is not None and (found := bundle(value, self.ring)) is not None:
+            bundled, slot = found
+            arena, _ = self._copy_arena(slot, bundled.num_bytes, stream)
+            carry = functools.partial(bundled.moved, arena)
 
         def copy_now(tensor: torch.Tensor) -> torch.Tensor:
             return self._backend.copy(tensor) if _is_one_piece(tensor) else tensor.to(self._backend.device)
 
-        return map_tensors(value, copy_now, self._move_itself)
+        return carry(copy_now, self._move_itself)
 
     def transform_here(self, value: Any) -> Any:
         """Return a batch that is on the device transformed, on the caller's current stream."""
@@ -136,56 +161,40 @@ class Copier:
     def _move_itself(self, value: Any) -> Any:
         return value.to(self._backend.device)
 
-    def _side_stream(self) -> Stream:
+    def _side_stream(self) -> Stream | None:
         if self._stream is None:
             self._stream = self._backend.new_stream()
         return self._stream
+
+    def _side_stream_for(self, slot: Slot) -> Stream | None:
+        """Return the side stream; where it cannot be made, ``slot`` is given back."""
+        try:
+            return self._side_stream()
+        except BaseException:
+            self.ring.release(slot)
+            raise
+
+    def _copy_arena(self, slot: Slot, num_bytes: int, stream: Stream) -> tuple[torch.Tensor, Event]:
+        """Issue the copy of what is in ``slot``. Takes it over, also where this raises."""
+        try:
+            arena = self._backend.copy(slot.tensor(num_bytes), stream)
+        finally:  # what failed may have issued a copy all the same
+            event = self._release_behind(slot, stream)
+        return arena, event
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
         try:
             event = self._backend.record_event(stream)
         except BaseException:
-            self._ring.drop(slot)  # nobody can tell when a copy from it is done
+            self.ring.drop(slot)  # nobody can tell when a copy from it is done
             raise
-        self._ring.release_behind(slot, event)
+        self.ring.release_behind(slot, event)
         return event
 
 
-def map_tensors(
-    value: Any, function: Callable[[torch.Tensor], torch.Tensor], own: Callable[[Any], Any] | None = None
-) -> Any:
-    """Return ``value`` with ``function`` applied to each tensor in it; other leaves stay as they are.
-
-    Args:
-        value: Containers of any kind and depth. Those without a tensor are returned as they are, not copied.
-        function: Maps a tensor.
-        own: Maps an object that is no tensor but has a method ``to``, which is not looked into.
-    """
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if callable(getattr(value, "to", None)):
-        return value if own is None else own(value)
-    if isinstance(value, Mapping):
-        items = {key: map_tensors(item, function, own) for key, item in value.items()}
-        return value if all(items[key] is item for key, item in value.items()) else _with_items(value, items)
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
-        parts = [map_tensors(item, function, own) for item in value]
-        unchanged = all(part is item for part, item in zip(parts, value, strict=True))
-        return value if unchanged else with_parts(value, parts)
-    if is_dataclass_instance(value):
-        before = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        after = [map_tensors(item, function, own) for item in before]
-        unchanged = all(one is other for one, other in zip(before, after, strict=True))
-        return value if unchanged else with_fields(value, after)
-    return value
-
-
-def _with_items(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    if not isinstance(original, Counter):
-        return with_items(original, items)
-    clone = copy.copy(original)
-    dict.update(clone, items)  # its own would add them to what is there
-    return clone
+def _left(value: Any) -> Copied:
+    """Return a batch of which all is left for :meth:`Copier.receive` to move."""
+    return Copied(value, PASSED, (), is_partial=True)
 
 
 def _is_one_piece(tensor: torch.Tensor) -> bool:

@@ -66,8 +66,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         num_workers: Threads that run dataset code; by default one per usable core. With 0 there are no threads
             and no look-ahead: everything runs in the consumer's thread, when it asks.
         collate_fn: Makes a batch of a list of samples, on a loading thread.
-        pin_memory: Whether CPU batches are in page-locked memory. Where there is no CUDA device this does nothing, and
-            says so, once.
+        pin_memory: Whether CPU batches are in page-locked memory. Where torch sees no accelerator, or one on which it
+            does not pin (``mps``), this does nothing, and says so, once.
         drop_last: Whether an incomplete last batch is left out.
         timeout: Seconds to wait for a batch before :class:`~aioload.errors.LoaderTimeoutError`; 0 waits for ever.
         worker_init_fn: Called with its number in each of the ``num_workers`` threads before its first sample; for an
@@ -83,9 +83,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
             dataset or collate_fn, or what they are made of, has changed (of large arrays a part is looked at).
         pin_memory_device: Kept and without effect, as in torch, with a warning; the current accelerator is used.
         in_order: Whether batches come in the sampler's order; ``False`` yields each when it is ready.
-        device: Where batches arrive. For a CUDA device the copy runs on a stream of the loader's own, and the
-            stream that is current at ``next()`` waits for it, not the host. ``"cuda"`` is the current device, or in a
-            process that has chosen none and has a ``LOCAL_RANK``, as torchrun sets it, that one. For tests, a
+        device: Where batches arrive. For a CUDA device, or another that ``torch.accelerator`` serves, the copy runs on
+            a stream of the loader's own, and the stream that is current at ``next()`` waits for it, not the host. A
+            name without a number, such as ``"cuda"``, is the current device, or in a process that has chosen none and
+            has a ``LOCAL_RANK``, as torchrun sets it, that one. To a device without streams, such as ``"mps"``,
+            batches are copied by ``next()``, with a warning. For tests, a
             :class:`~aioload.testing.SimulatedDevice`, or what :class:`~aioload.device.DeviceBackend` says.
         seed: Fixes the order of ``shuffle=True``, which is then that of a :class:`~aioload.samplers.ShuffleSampler`,
             and what :func:`~aioload.randomness.sample_rng` gives, from 0 to 2**64 - 1. Without it both follow from

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from aioload.layout import ALIGNMENT
+from aioload.pinned import Living
 
 _MIN_SLOT_BYTES = 4096
 
@@ -37,7 +38,7 @@ View: TypeAlias = Callable[[torch.dtype, int, int], torch.Tensor]
 """Gives a flat tensor of a dtype and a number of items at a byte offset of a slot, or of its device copy."""
 
 NewMemory: TypeAlias = Callable[[int], torch.Tensor]
-"""Gives uint8 memory of a number of bytes, aligned to :data:`~aioload.layout.ALIGNMENT`."""
+"""Gives uint8 memory of a number of bytes or more, aligned to :data:`~aioload.layout.ALIGNMENT`."""
 
 
 class Passing(Protocol):
@@ -80,6 +81,11 @@ class Slot:
     def __repr__(self) -> str:
         return f"<Slot {self.state.value} {self.arena.nbytes} bytes at {self.arena.ctypes.data:#x}>"
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it has the memory that the ring's slots should have."""
+        return isinstance(self._memory, torch.Tensor) and self.home is None
+
     def tensor(self, num_bytes: int) -> torch.Tensor:
         """Return the first ``num_bytes`` as a uint8 tensor (page-locked if the slot is): borrowed, not lent."""
         if isinstance(self._memory, torch.Tensor):
@@ -117,7 +123,8 @@ class Ring:
         new_memory: Gives slots their memory, page-locked, which device copies need to run beside the host; ``None``
             for any. If it raises, any will do, and one warning says so.
         reuse: Whether a slot that was lent comes back. Without it every batch has memory of its own from torch's
-            allocator, which alone knows when copies that the consumer issued from page-locked memory are done.
+            allocator, and gives it back there: that alone knows of the copies that the consumer has issued from it, on
+            whatever streams, and gives it out again when they are done.
         max_free: Slots kept when free; more are given back to the allocator.
         warn_held: Lent slots at which one warning says that batches are being held ...
         warn_held_bytes: ... if they are as many bytes as this.
@@ -144,6 +151,7 @@ class Ring:
         self._free_bytes = 0
         self._lent: set[Slot] = set()
         self._lent_bytes = 0
+        self._given = Living()  # memory of slots that were lent and do not come back
         # Slots whose last view is gone. A collector may report one while this very thread holds the lock, so
         # reports are only appended here (which needs no lock) and taken in at the next acquire.
         self._returned: deque[Slot] = deque()
@@ -157,7 +165,7 @@ class Ring:
     @property
     def num_lent(self) -> int:
         """Slots that the consumer can still see."""
-        return len(self._lent) - len(self._returned)
+        return len(self._lent) - len(self._returned) + self._given.count()[0]
 
     @property
     def num_copying(self) -> int:
@@ -172,7 +180,7 @@ class Ring:
             fitting = [slot for slot in self._free if num_bytes <= slot.arena.nbytes <= most]
             if fitting:
                 # The smallest, and of those the one freed last: its bytes may still be in the processor's cache.
-                slot = min(reversed(fitting), key=lambda slot: slot.arena.nbytes)
+                slot = min(reversed(fitting), key=lambda slot: (not slot.is_pinned, slot.arena.nbytes))
                 self._take(slot)
                 slot.state = SlotState.FILLING
                 return slot
@@ -221,7 +229,9 @@ class Ring:
         assert slot.state is SlotState.READY, slot
         if not self.reuse and slot.home is None:
             slot.state = SlotState.DROPPED
-            return functools.partial(_view_of_tensor, slot.tensor(slot.arena.nbytes))
+            memory = slot.tensor(slot.arena.nbytes)
+            self._given.add(memory)
+            return functools.partial(_view_of_tensor, memory)
         lent = slot.arena.view(_Lent)
         slot.state = SlotState.LENT
         returned = self._returned
@@ -240,26 +250,34 @@ class Ring:
             while self._free_bytes > max_bytes:
                 self._drop_smallest()
 
-    def warn_if_not_pinned(self) -> None:
-        """Warn, once, when slots have memory that is not page-locked although it should be."""
+    def warn_if_not_pinned(self, stacklevel: int = 5) -> None:
+        """Warn, once, when slots have memory that is not page-locked although it should be.
+
+        Args:
+            stacklevel: From here to the line of the loop.
+        """
         if self._refusal is None or self._warned_of_refusal:
             return
         self._warned_of_refusal = True
         warnings.warn(
-            f"There was no page-locked memory for a batch, so that copies of it to a device hold up the loader: "
+            f"There was no page-locked memory for a batch, so that its copy to a device holds up the host: "
             f"{self._refusal}. Smaller batches, or fewer ahead (prefetch_factor, prefetch_bytes), need less.",
             RuntimeWarning,
-            stacklevel=5,  # the line of the loop
+            stacklevel=stacklevel,
         )
 
     def warn_if_held(self) -> None:
         """Warn, once, when the consumer holds so many batches that memory grows with them."""
-        self.max_held_seen = max(self.max_held_seen, self.num_lent)
-        if self._warned or self.num_lent < self.warn_held:
+        if self._warned:
+            return
+        num_lent = self.num_lent
+        self.max_held_seen = max(self.max_held_seen, num_lent)
+        if num_lent < self.warn_held:
             return
         with self._lock:
             self._take_in()
-            num_held, held_bytes = len(self._lent), self._lent_bytes
+            num_given, given_bytes = self._given.count()
+            num_held, held_bytes = len(self._lent) + num_given, self._lent_bytes + given_bytes
         if num_held < self.warn_held or held_bytes < self.warn_held_bytes:
             return
         self._warned = True
@@ -314,7 +332,7 @@ class Ring:
 
     def _drop_smallest(self) -> None:
         """Let a free slot go: batches that have grown must not leave the ring full of small ones."""
-        smallest = min(self._free, key=lambda slot: slot.arena.nbytes)
+        smallest = min(self._free, key=lambda slot: (slot.is_pinned, slot.arena.nbytes))
         self._take(smallest)
         smallest.state = SlotState.DROPPED
 

@@ -33,6 +33,8 @@ class LoaderStats:
         batches_limit: Batches it lets be ahead of the consumer at present.
         device_batches: Batches that are on the device at this moment, or on their way there, and that the consumer has
             not asked for yet: at most ``num_device_batches`` for each pass.
+        pinned_bytes: Bytes of page-locked memory at this moment, of batches that are ahead, on their way or, with
+            ``pin_memory``, held by whoever got them, or kept for the next ones.
         bytes_in_flight: Bytes at this moment that have been read and not decoded yet, or decoded and not collated yet,
             and of batches begun or finished that the consumer has not had; of all passes that go on.
         peak_bytes_in_flight: The most there have been. See ``prefetch_bytes``.
@@ -57,6 +59,7 @@ class LoaderStats:
     decode_limit: int = 0
     batches_limit: int = 0
     device_batches: int = 0
+    pinned_bytes: int = 0
     bytes_in_flight: int = 0
     peak_bytes_in_flight: int = 0
     errors: int = 0

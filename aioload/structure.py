@@ -7,7 +7,8 @@ structure, and takes the general path of :mod:`aioload.collate`.
 
 import copy
 import dataclasses
-from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -171,6 +172,43 @@ def with_fields(original: Any, values: Sequence[Any]) -> Any:
     clone = copy.copy(original)
     for field, value in zip(dataclasses.fields(original), values, strict=True):
         object.__setattr__(clone, field.name, value)
+    return clone
+
+
+def map_tensors(
+    value: Any, function: Callable[[torch.Tensor], torch.Tensor], own: Callable[[Any], Any] | None = None
+) -> Any:
+    """Return ``value`` with ``function`` applied to each tensor in it; other leaves stay as they are.
+
+    Args:
+        value: Containers of any kind and depth. Those without a tensor are returned as they are, not copied.
+        function: Maps a tensor.
+        own: Maps an object that is no tensor but has a method ``to``, which is not looked into.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if callable(getattr(value, "to", None)):
+        return value if own is None else own(value)
+    if isinstance(value, Mapping):
+        items = {key: map_tensors(item, function, own) for key, item in value.items()}
+        return value if all(items[key] is item for key, item in value.items()) else _with_items(value, items)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        parts = [map_tensors(item, function, own) for item in value]
+        unchanged = all(part is item for part, item in zip(parts, value, strict=True))
+        return value if unchanged else with_parts(value, parts)
+    if is_dataclass_instance(value):
+        before = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        after = [map_tensors(item, function, own) for item in before]
+        unchanged = all(one is other for one, other in zip(before, after, strict=True))
+        return value if unchanged else with_fields(value, after)
+    return value
+
+
+def _with_items(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if not isinstance(original, Counter):
+        return with_items(original, items)
+    clone = copy.copy(original)
+    dict.update(clone, items)  # its own would add them to what is there
     return clone
 
 

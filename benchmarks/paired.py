@@ -28,12 +28,12 @@ class Rival:
 
     Attributes:
         name: Its row in the table.
-        epoch: Loads once, keeps the clock itself, and returns the number of samples and the seconds.
+        epoch: Loads once, keeps the clock itself, and returns the number of samples, or of other things, and seconds.
         group: Rivals of a group are one way of loading with different settings; the summary takes the best.
     """
 
     name: str
-    epoch: Callable[[], tuple[int, float]]
+    epoch: Callable[[], tuple[float, float]]
     group: str
 
 
@@ -43,7 +43,7 @@ class Comparison:
 
     Attributes:
         title: What was loaded.
-        unit: ``"samples/s"``, or ``"ms"`` where an epoch is a single wait.
+        unit: ``"samples/s"``, another amount a second, or ``"ms"`` where an epoch is a single wait.
         groups: The group of each rival.
         epochs: The epochs of each rival in the order of the rounds, as pairs of samples and seconds.
         notes: What a rival left behind after an epoch.
@@ -52,7 +52,7 @@ class Comparison:
     title: str
     unit: str
     groups: dict[str, str]
-    epochs: dict[str, list[tuple[int, float]]]
+    epochs: dict[str, list[tuple[float, float]]]
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -123,7 +123,7 @@ def compare(
 ) -> Comparison:
     """Let the rivals take turns, A B C A B C ..., for rounds of warming up and ``num_rounds`` that count."""
     groups = {rival.name: rival.group for rival in rivals}
-    epochs: dict[str, list[tuple[int, float]]] = {rival.name: [] for rival in rivals}
+    epochs: dict[str, list[tuple[float, float]]] = {rival.name: [] for rival in rivals}
     notes: dict[str, None] = {}
     for number in range(1 - num_warming, num_rounds + 1):
         for rival in rivals:

@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import importlib.util
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -12,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scripts import Nursery
+
+sys.path.append(str(Path(__file__).parents[1]))  # for a checkout of which nothing is installed
 
 from aioload.ring import Slot, SlotState
 
@@ -22,8 +27,25 @@ THREAD_GRACE_S = 10.0
 # A shell that starts us in the background has interrupts ignored, and Python then installs no handler for them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+NEEDS = {
+    "test_readers_of_urls.py": ("aiohttp", "flask", "flask_cors", "fsspec", "moto", "obstore"),
+    "test_resume_beside_torchdata.py": ("torchdata",),
+}
+"""What tests import that those of a device, which are to run on whatever machine has one, can do without."""
+
+missing = {file: [name for name in names if importlib.util.find_spec(name) is None] for file, names in NEEDS.items()}
+collect_ignore = [file for file, names in missing.items() if names]
+
+if torch.cuda.is_available():
+    # The driver opens files for good: on first use, and the tests are not to be blamed for that.
+    torch.empty(1, pin_memory=True).to("cuda", non_blocking=True)
+    torch.cuda.synchronize()
+
 _FAILED = pytest.StashKey[bool]()
 _of_failed_tests: list[Any] = []
+
+_OF_DRIVER = ("/dev/nvidia", "anon_inode:[eventfd]")
+"""Files that the driver opens as it needs them, such as for more memory; nothing of ours has any like these."""
 
 _FREEZE_EVERY = 50
 _num_passed = itertools.count(1)
@@ -79,7 +101,9 @@ def _open_files() -> dict[str, str]:
             files[entry.name] = os.readlink(entry)
         except FileNotFoundError:  # the descriptor that lists the folder
             continue
-    return files
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return files
+    return {number: name for number, name in files.items() if not name.startswith(_OF_DRIVER)}
 
 
 def _files_left(num_before: int) -> dict[str, str]:
@@ -88,6 +112,16 @@ def _files_left(num_before: int) -> dict[str, str]:
     while len(files := _open_files()) > num_before and time.monotonic() < deadline:
         time.sleep(0.01)  # threads that are not Python's, and tell nobody
     return files
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.hasplugin("asyncio"):  # which the tests of a device can do without
+        for name in ("asyncio_mode", "asyncio_debug", "asyncio_default_fixture_loop_scope"):
+            parser.addini(name, "of pytest-asyncio, which is not installed")
+
+
+def pytest_report_header() -> list[str]:
+    return [f"{file} is left out for want of {', '.join(names)}" for file, names in missing.items() if names]
 
 
 def pytest_collection_finish() -> None:

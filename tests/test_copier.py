@@ -17,11 +17,12 @@ from structures import STRUCTURES, FixedMapping, FixedSequence, MyDict, OpenMapp
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from aioload import DataLoader, TensorDataset
-from aioload.copier import Copier, map_tensors
-from aioload.device import CudaBackend, resolve_device
+from aioload.copier import Copier
+from aioload.device import resolve_device
 from aioload.errors import ArgumentError
 from aioload.layout import Layout
 from aioload.ring import Ring, SlotState
+from aioload.structure import map_tensors
 from aioload.testing import SimulatedDevice
 
 POISON = 0xDB
@@ -98,9 +99,20 @@ def test_objects_that_move_themselves_are_not_looked_into() -> None:
     assert moved["packed"].batch_sizes.device.type == "cpu"  # as it must be
 
 
+class Elsewhere(SimulatedDevice):
+    """A device whose tensors can be told from others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = torch.device("meta")
+
+    def copy(self, tensor: torch.Tensor, stream: Any = None) -> torch.Tensor:
+        return tensor.to(self.device)
+
+
 def test_all_of_a_batch_is_moved() -> None:
     batch = {"x": torch.ones(2), "sparse": torch.eye(2).to_sparse(), "own": [Own(torch.ones(2))], "s": "s"}
-    moved = Copier(CudaBackend(torch.device("meta")), Ring()).move(batch)
+    moved = Copier(Elsewhere(), Ring()).move(batch)
     assert moved["x"].device.type == moved["sparse"].device.type == moved["own"][0].x.device.type == "meta"
     assert moved["s"] == "s"
 
@@ -194,7 +206,7 @@ class TellingDict(dict[str, Any]):
     """A sample that wants to hear of the device as well."""
 
     def to(self, device: Any) -> "TellingDict":
-        return TellingDict({**self, "told": device})
+        return TellingDict({"x": self["x"].to(device), "told": device})
 
 
 @dataclass
@@ -205,7 +217,7 @@ class TellingRecord:
     told = None
 
     def to(self, device: Any) -> "TellingRecord":
-        record = TellingRecord(self.x)
+        record = TellingRecord(self.x.to(device))
         record.told = device
         return record
 
@@ -330,7 +342,7 @@ def test_the_device_asked_for_is_the_one_that_is_there(monkeypatch: pytest.Monke
     count = torch.cuda.device_count()
     assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
     assert resolve_device(f"cuda:{count - 1}") == torch.device("cuda", count - 1)
-    with pytest.raises(ArgumentError, match=f"sees {count}"):
+    with pytest.raises(ArgumentError, match=f"sees {count} cuda device"):
         resolve_device(f"cuda:{count}")
 
 

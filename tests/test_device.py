@@ -1,14 +1,28 @@
 """Devices: which there are, and that a real one and the simulated one keep to what a copier relies on."""
 
+import contextlib
 import random
+import re
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
 import torch
+from accelerators import ACCELERATORS, Accelerator, lazy_device
 from rigs import RIGS, Simulated
 
-from aioload.device import DeviceBackend, backend_for, cuda_index, resolve_device
+from aioload import DataLoader
+from aioload.device import (
+    AcceleratorBackend,
+    DeviceBackend,
+    StreamlessBackend,
+    backend_for,
+    default_index,
+    resolve_device,
+    why_streamless,
+)
 from aioload.errors import ArgumentError
 from aioload.layout import ALIGNMENT
 from aioload.testing import SimulatedDevice
@@ -27,14 +41,64 @@ def test_the_cpu_needs_no_more_than_its_name(device: Any) -> None:
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:x", 2.5, object(), "cpu:-2", ["cpu"]])
 def test_what_is_no_device_is_an_error_that_says_what_is(device: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"device needs 'cpu', 'cuda', 'cuda:N' or a torch\.device; got "):
+    with pytest.raises(ArgumentError, match=r"device needs 'cpu', 'cuda', 'cuda:N' or another .*; got "):
         resolve_device(device)
 
 
-@pytest.mark.parametrize("device", ["meta", torch.device("mps"), "xpu:0"])
-def test_other_devices_are_not_supported(device: Any) -> None:
-    with pytest.raises(NotImplementedError, match="only cpu and cuda devices"):
+@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
+def test_a_device_whose_tensors_have_no_contents_is_refused(device: Any) -> None:
+    with pytest.raises(ArgumentError, match="tensors there have no contents"):
         resolve_device(device)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("mps"), "xpu:0", "hpu", "mtia", "xla", "vulkan"])
+def test_a_device_that_is_not_there_is_refused_with_what_torch_sees(device: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"needs a device that is there, but torch \S+ sees none beside"):
+        resolve_device(device)
+
+
+def test_a_device_without_streams_is_warned_of_where_the_loader_is_made() -> None:
+    lazy = lazy_device()
+    with pytest.warns(
+        RuntimeWarning, match=r"lazy:0 are not made ahead but by next\(\), .*: torch.accelerator"
+    ) as caught:
+        loader: DataLoader[Any] = DataLoader(range(3), device="lazy")
+    assert [warning.filename for warning in caught] == [__file__]
+    assert loader.device == lazy
+    assert isinstance(backend_for(lazy), StreamlessBackend)
+
+
+BARE_ACCELERATOR = """
+import warnings
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+_setup_privateuseone_for_python_backend("bare")
+
+@torch.library.impl("aten::empty.memory_format", "privateuseone")
+def empty(size, dtype=None, **more):
+    return torch._C._acc.create_empty_tensor(tuple(size), dtype or torch.float32)
+
+import aioload
+from aioload.device import backend_for
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    loader = aioload.DataLoader(range(3), device="bare")
+print(backend_for(loader.device), *[warning.message for warning in caught])
+"""
+
+
+def test_an_accelerator_that_has_not_all_that_copies_need_is_one_without_streams() -> None:
+    pytest.importorskip("torch._C._acc")
+    done = subprocess.run([sys.executable, "-c", BARE_ACCELERATOR], check=True, timeout=120, capture_output=True)
+    expected = r"<StreamlessBackend bare:0> Copies of batches to bare:0 are .*: [^.]*aten::record_stream[^.]*\.\n"
+    assert re.fullmatch(expected, done.stdout.decode())
+
+
+def test_mps_is_never_used_by_two_threads() -> None:
+    device = torch.device("mps", 0)
+    assert "two threads" in str(why_streamless(device))
+    assert repr(backend_for(device)) == "<StreamlessBackend mps:0>"
 
 
 @pytest.mark.parametrize(
@@ -51,8 +115,10 @@ def test_other_devices_are_not_supported(device: Any) -> None:
         (0, 8, "", 0),
     ],
 )
-def test_which_device_cuda_is(current: int, count: int, local_rank: str | None, expected: int) -> None:
-    assert cuda_index(current, count, local_rank) == expected
+def test_which_device_a_name_without_a_number_is(
+    current: int, count: int, local_rank: str | None, expected: int
+) -> None:
+    assert default_index(current, count, local_rank) == expected
 
 
 def test_what_does_what_a_device_does_is_one() -> None:
@@ -62,9 +128,12 @@ def test_what_does_what_a_device_does_is_one() -> None:
     cuda = backend_for(torch.device("cuda", 3))
     assert isinstance(cuda, DeviceBackend)
     assert repr(cuda) == "<CudaBackend cuda:3>"
+    xpu = AcceleratorBackend(torch.device("xpu", 1))
+    assert isinstance(xpu, DeviceBackend)
+    assert repr(xpu) == "<AcceleratorBackend xpu:1>"
 
 
-@pytest.fixture(params=RIGS)
+@pytest.fixture(params=[*RIGS, *ACCELERATORS])
 def rig(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
@@ -74,6 +143,13 @@ def numbers(backend: DeviceBackend, start: int) -> torch.Tensor:
     memory = backend.host_memory(SIZE)
     memory.copy_((torch.arange(SIZE) + start).to(torch.uint8))
     return memory
+
+
+def warm(rig: Any, host: torch.Tensor, stream: Any, num_copies: int = 1) -> None:
+    """Have the allocator keep memory for copies on ``stream``: to make more, a device may wait for its work."""
+    copies = [rig.backend.copy(host, stream) for _ in range(num_copies)]
+    rig.finish()
+    del copies
 
 
 TENSORS: dict[str, torch.Tensor] = {
@@ -109,9 +185,10 @@ def test_a_copy_is_what_was_copied_when_its_event_has_passed(rig: Any, tensor: t
 
 def test_the_host_waits_for_nothing(rig: Any) -> None:
     backend = rig.backend
-    side = backend.new_stream()
+    side, host = backend.new_stream(), numbers(backend, 1)
+    warm(rig, host, side)
     rig.busy(side)
-    backend.copy(numbers(backend, 1), side)
+    backend.copy(host, side)
     event = backend.record_event(side)
     backend.wait_event(backend.current_stream(), event)
     later = backend.record_event(backend.current_stream())
@@ -125,8 +202,8 @@ def test_the_host_waits_for_nothing(rig: Any) -> None:
 def test_a_stream_that_waits_for_the_event_reads_what_was_copied(rig: Any) -> None:
     backend = rig.backend
     side, other = backend.new_stream(), backend.new_stream()
-    rig.busy(side)
     host = numbers(backend, 1)
+    rig.busy(side)
     copied = backend.copy(host, side)
     backend.wait_event(other, backend.record_event(side))
     with backend.stream(other):
@@ -148,9 +225,11 @@ def test_memory_that_is_no_host_memory_may_be_written_to_at_once(rig: Any) -> No
 
 def test_host_memory_is_not_given_out_again_before_it_has_been_copied(rig: Any) -> None:
     backend = rig.backend
-    side = backend.new_stream()
+    side, host = backend.new_stream(), numbers(backend, 1)
+    warm(rig, host, side)
     rig.busy(side)
-    copied = backend.copy(numbers(backend, 1), side)
+    copied = backend.copy(host, side)
+    del host
     other = numbers(backend, 2)
     expected = backend.copy(other, side)
     rig.finish()
@@ -159,6 +238,8 @@ def test_host_memory_is_not_given_out_again_before_it_has_been_copied(rig: Any) 
 
 def test_device_memory_is_given_out_again_at_once_for_its_own_stream(rig: Any) -> None:
     backend = rig.backend
+    if isinstance(rig, Accelerator):
+        pytest.skip("one that keeps what it copies to until it has done so is as good")
     side = backend.new_stream()
     copied = backend.copy(numbers(backend, 1), side)
     address = copied.data_ptr()
@@ -173,7 +254,8 @@ def test_device_memory_is_given_out_again_at_once_for_its_own_stream(rig: Any) -
 def test_device_memory_waits_for_the_stream_that_was_recorded(rig: Any) -> None:
     backend = rig.backend
     side, other = backend.new_stream(), backend.new_stream()
-    host = numbers(backend, 1)
+    host, more = numbers(backend, 1), numbers(backend, 2)
+    warm(rig, host, side, num_copies=2)
     copied = backend.copy(host, side)
     backend.wait_event(other, backend.record_event(side))
     backend.record_stream(copied, other)
@@ -182,7 +264,7 @@ def test_device_memory_waits_for_the_stream_that_was_recorded(rig: Any) -> None:
         value = rig.read(copied)
     address = copied.data_ptr()
     del copied
-    again = backend.copy(numbers(backend, 2), side)
+    again = backend.copy(more, side)
     assert again.data_ptr() != address
     rig.finish()
     assert torch.equal(value(), host)
@@ -209,6 +291,36 @@ def test_each_thread_has_a_current_stream(rig: Any) -> None:
     rig.finish()
 
 
+def test_a_stream_may_be_current_in_two_threads_at_once_and_twice_in_one(rig: Any) -> None:
+    backend = rig.backend
+    stream, barrier = backend.new_stream(), threading.Barrier(2, timeout=60)
+    before = backend.current_stream()
+    after: list[Any] = []
+
+    def other() -> None:
+        mine = backend.current_stream()
+        barrier.wait()
+        with backend.stream(stream):
+            barrier.wait()
+            barrier.wait()
+            after.append(backend.current_stream() == stream)
+        after.append(backend.current_stream() == mine)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with contextlib.suppress(KeyError), backend.stream(stream):
+        barrier.wait()
+        barrier.wait()
+        with backend.stream(stream):
+            pass
+        after.append(backend.current_stream() == stream)
+        raise KeyError
+    barrier.wait()
+    thread.join()
+    assert after == [True, True, True]
+    assert backend.current_stream() == before
+
+
 def test_a_thread_may_sleep_until_an_event_has_passed(rig: Any) -> None:
     backend = rig.backend
     side = backend.new_stream()
@@ -228,6 +340,19 @@ def test_a_thread_may_sleep_until_an_event_has_passed(rig: Any) -> None:
     rig.finish()
     thread.join()
     assert seen == [True]
+
+
+@pytest.mark.parametrize("make", ACCELERATORS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_on_the_cpu_are_pinned_for_whatever_accelerator_there_is(make: Any, num_workers: int) -> None:
+    device = make().backend.device
+    rows = torch.arange(4000.0).reshape(40, 100)
+    with DataLoader(list(rows), 4, num_workers=num_workers, pin_memory=True) as loader:
+        held = [batch for _ in range(2) for batch in loader]
+    assert all(batch.is_pinned() for batch in held)
+    copies = [batch.to(device, non_blocking=True) for batch in held]
+    torch.accelerator.synchronize(device)
+    assert torch.equal(torch.cat(copies).cpu(), rows.repeat(2, 1))
 
 
 # What only the simulated device does.

@@ -14,7 +14,20 @@ PACKAGE = Path(aioload.__file__).parent
 
 ORDER = [
     *("errors", "types", "arguments", "stats", "context", "randomness", "workers", "samplers", "cache", "readers"),
-    *("datasets", "leaf", "structure", "layout", "diagnosis", "collate", "ring", "device", "copier", "engine"),
+    *(
+        "datasets",
+        "leaf",
+        "structure",
+        "layout",
+        "diagnosis",
+        "collate",
+        "pinned",
+        "ring",
+        "bundle",
+        "device",
+        "copier",
+        "engine",
+    ),
     *("iterators", "loader", "testing", "__init__"),
 ]
 

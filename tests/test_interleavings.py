@@ -17,13 +17,16 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from structures import MyTensor
 
 from aioload import DataLoader, TensorDataset
-from aioload.copier import Copied, Copier, map_tensors
+from aioload.bundle import bundle
+from aioload.copier import Copied, Copier
 from aioload.device import Event, Stream
 from aioload.engine import runtime
 from aioload.layout import Layout
 from aioload.ring import Ring, Slot
+from aioload.structure import map_tensors
 from aioload.testing import Reading, SimulatedDevice, SimulatedStream
 
 POISON = 0xDB
@@ -36,19 +39,19 @@ class ReusesAtOnce(Copier):
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
         event = self._backend.record_event(stream)
-        self._ring.release(slot)
+        self.ring.release(slot)
         return event
 
 
 class MarksTooEarly(Copier):
     """Has an event from before the copy."""
 
-    def copy_slot(self, slot: Slot, layout: Layout, columns: Any, num_rows: int) -> Copied:
-        self._early = self._backend.record_event(self._side_stream())
-        return super().copy_slot(slot, layout, columns, num_rows)
+    def _copy_arena(self, slot: Slot, num_bytes: int, stream: Stream) -> tuple[torch.Tensor, Event]:
+        self._early = self._backend.record_event(stream)
+        return super()._copy_arena(slot, num_bytes, stream)
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
-        self._ring.release_behind(slot, self._early)
+        self.ring.release_behind(slot, self._early)
         return self._early
 
 
@@ -81,7 +84,7 @@ class LosesSlots(Copier):
     """Never gives one back."""
 
     def _release_behind(self, slot: Slot, stream: Stream) -> Event:
-        self._ring._copying.append((slot, NEVER))
+        self.ring._copying.append((slot, NEVER))
         return self._backend.record_event(stream)
 
 
@@ -153,6 +156,15 @@ class CopierMachine(RuleBasedStateMachine):
         self.issued.append((self.copier.copy(tensors), number))
         for tensor in tensors.values():
             tensor.fill_(0)  # it was no memory of the device's host side
+
+    @rule()
+    def issue_what_was_brought_together(self) -> None:
+        self.number = number = self.number % 200 + 1
+        tensors = {"bytes": torch.full((5, 3), number, dtype=torch.uint8), "number": torch.tensor(number)}
+        found = bundle(tensors, self.ring)
+        assert found is not None
+        bundled, slot = found
+        self.issued.append((self.copier.copy_bundle(slot, bundled), number))
 
     @rule(stream=st.integers(0, 1), hold=st.booleans())
     def receive(self, stream: int, hold: bool) -> None:
@@ -250,12 +262,18 @@ def collate(samples: list[Any]) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
+def collate_subclass(samples: list[Any]) -> Any:
+    batch = collate(samples)
+    return {**batch, "bytes": batch["bytes"].as_subclass(MyTensor)}
+
+
 SAMPLES = [pair(index) for index in range(40)]
 DATASETS: dict[str, Any] = {
     "samples": (SAMPLES, {}),
     "awaited": (Awaited(), {}),
     "tensors": (TensorDataset(torch.arange(40, dtype=torch.uint8).repeat(7, 1).T, torch.arange(40)), {}),
-    "in no slot": (SAMPLES, {"collate_fn": collate}),
+    "collated": (SAMPLES, {"collate_fn": collate}),
+    "collated, not all plain": (SAMPLES, {"collate_fn": collate_subclass}),
 }
 
 
@@ -335,7 +353,7 @@ def test_through_a_loader_nothing_is_stale_or_lost_either(seed: int, way: dict[s
                     consumer.take(batch, number)
                     del batch
     if num_workers > 0 and not way["persistent"]:
-        num_copies = 2 if way["dataset"] == "in no slot" else 1  # for each batch
+        num_copies = 2 if way["dataset"] == "collated, not all plain" else 1  # for each batch
         assert device.max_copying <= num_copies * way["num_device_batches"] * len(way["num_taken"])
     consumer.check()
     ring.release(ring.acquire(1))

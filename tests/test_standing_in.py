@@ -322,7 +322,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pinning_is_nothing_where_there_is_nothing_to_pin_for(num_workers: int) -> None:
@@ -348,13 +348,27 @@ def test_what_is_pinned_stays_what_it_is(num_workers: int) -> None:
             assert_same(list(pinning(samples, batch_size)), expected)
 
 
+def test_mps_pins_nothing_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is said to be there; nothing is asked of it."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    makers: list[Any] = [partial(DataLoader, num_workers=1), TorchLoader]
+    for make in makers:
+        loader = make(range(2), pin_memory=True)
+        with pytest.warns(
+            UserWarning, match="'pin_memory' argument is set as true but not supported on MPS now, device"
+        ):
+            assert len(list(loader)) == 2
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_what_pins_itself_is_asked_to_where_it_is(
     batch_size: int | None, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device is said to be there; nothing is asked of it."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
 
     def collate(samples: Any) -> Any:
         return MyDict({"own": Own(samples), "pairs": [Pair(Own(samples), "s")]}, origin="here")

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from aioload.bundle import Bundle, bundle
 from aioload.collate import collate_samples, convert_sample, visible_bytes
 from aioload.context import leave_sample
 from aioload.copier import Copied
@@ -75,6 +76,7 @@ class Batch:
         self.failed: dict[int, SampleError] = {}  # samples that it is made without, by position
         self.slot: Slot | None = None
         self.pieces: tuple[bytes, Sequence[Span]] | None = None  # of another process, where there is no layout
+        self.bundle: Bundle | None = None  # what is in the slot, unless that are rows of a layout
         self.layout: Layout | None = None
         self.columns: list[Column] = []
         self._on_done = on_done
@@ -264,6 +266,9 @@ class Batch:
         if self.recipe.on_device and self.pieces is not None:
             try:
                 self.result = self.unwrap()
+                if (bundled := bundle(self.result, self.recipe.ring)) is not None:
+                    self.result = None
+                    self.bundle, self.slot = bundled
             except Exception as exc:
                 self._set_error(strip(exc), ErrorContext(list(self.indices), None, "collate"))
         with self._lock:
@@ -373,7 +378,7 @@ class Batch:
     def _release_slot(self) -> None:
         with self._lock:  # whoever closes the run may do it at the same time
             slot, self.slot = self.slot, None
-        self.columns = []
+        self.columns, self.bundle = [], None
         if slot is not None:
             self._num_bytes = 0
             self.claim.set_whole(0)
@@ -413,6 +418,10 @@ class Batch:
         recipe.on_size(self._num_bytes)
         if recipe.pin:
             self.result = pin_memory(self.result)  # type: ignore[no-untyped-call]
+        elif recipe.on_device and recipe.bundles and (bundled := bundle(self.result, recipe.ring)) is not None:
+            self.result = None
+            self.bundle, self.slot = bundled
+            self._num_bytes = self.slot.arena.nbytes
 
     def _sample(self, position: int) -> Any:
         if position in self._loose:

@@ -131,6 +131,8 @@ class Crossing:
         try:
             if slot is None:
                 copied = self._copier.copy(batch.result)
+            elif batch.bundle is not None:
+                copied = self._copier.copy_bundle(slot, batch.bundle)
             else:
                 assert batch.layout is not None
                 copied = self._copier.copy_slot(slot, batch.layout, batch.columns, len(batch.indices))
@@ -139,7 +141,7 @@ class Crossing:
             batch.copied = self._copier.transform(copied)
         except BaseException as exc:
             _fail(batch, exc, stage)
-        batch.result, batch.columns = None, []
+        batch.result, batch.bundle, batch.columns = None, None, []
 
 
 def _fail(batch: Batch, exc: BaseException, stage: str) -> None:

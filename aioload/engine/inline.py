@@ -332,6 +332,7 @@ class InlineRun:
                 result = self._copier.move(result)
             with self._noting(list(indices), "device_transform"):
                 result = self._copier.transform_here(result)
+            self._copier.ring.warn_if_not_pinned(stacklevel=6)
         self.delivered += 1
         self.record.position.add(drawn.place)
         self._tally.samples += len(indices)

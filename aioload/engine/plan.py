@@ -8,7 +8,7 @@ import torch
 
 from aioload.cache import Cache
 from aioload.collate import rows_allowed
-from aioload.device import DeviceBackend, backend_for
+from aioload.device import DeviceBackend, backend_for, can_pin
 from aioload.engine import window
 from aioload.engine.epochs import Epochs
 from aioload.engine.limit import START
@@ -114,7 +114,7 @@ def _settings_of(loader: Any) -> Settings:
         by_rows=by_rows,
         drop_last=loader.drop_last,
         in_order=loader.in_order,
-        pin=bool(loader.pin_memory) and backend_for(loader.device) is None and torch.cuda.is_available(),
+        pin=bool(loader.pin_memory) and backend_for(loader.device) is None and can_pin(),
         timeout_s=loader.timeout,
         slow_after_s=SLOW_AFTER_S,
         max_batches=window.max_batches(

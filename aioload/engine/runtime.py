@@ -17,7 +17,7 @@ from typing import Any
 from aioload.collate import collation_rules
 from aioload.context import PassContext
 from aioload.copier import Copier
-from aioload.device import pinned_memory
+from aioload.device import StreamlessBackend, pinned_memory
 from aioload.engine.appearance import Appearance
 from aioload.engine.beginning import Beginning, begin_worker
 from aioload.engine.budget import Budget
@@ -28,6 +28,7 @@ from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
 from aioload.engine.items import Items, Once
+from aioload.engine.memory import available_bytes
 from aioload.engine.pace import Pace
 from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.plan import Plan
@@ -36,9 +37,13 @@ from aioload.engine.regulator import Regulator, allowed_handles, most_reads
 from aioload.engine.remote import RemoteFetcher
 from aioload.engine.run import Run
 from aioload.engine.source import Kind, Source, kind_of
+from aioload.pinned import PinnedMemory
 from aioload.ring import Ring
 from aioload.stats import Ledger, LoaderStats
 from aioload.workers import answer_for_torch
+
+_PINNED_SHARE = 2
+"""One part in this many of the memory that is available may be page-locked for one loader."""
 
 
 class Runtime:
@@ -50,10 +55,16 @@ class Runtime:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         settings, backend = plan.settings, plan.backend
-        new_memory = backend.host_memory if backend is not None else pinned_memory if settings.pin else None
+        new_memory = pinned_memory if settings.pin else None
+        if backend is not None and not isinstance(backend, StreamlessBackend):
+            new_memory = backend.host_memory
         num_slots = settings.max_batches + 2  # being consumed, and being put together
+        self._pinned: PinnedMemory | None = None
+        if new_memory is not None:
+            most = max(settings.max_bytes, available_bytes() // _PINNED_SHARE)
+            self._pinned = PinnedMemory(new_memory, most)
         self.ring = Ring(
-            new_memory=new_memory,
+            new_memory=None if self._pinned is None else self._pinned.allocate,
             reuse=not settings.pin,
             max_free=num_slots,
             warn_held=max(32, 4 * num_slots),
@@ -90,6 +101,7 @@ class Runtime:
             bytes_in_flight=self.budget.num_bytes + sum(each.num_bytes for each in passes),
             peak_bytes_in_flight=self.budget.peak_bytes + max((each.peak_bytes for each in passes), default=0),
             device_batches=sum(each.num_on_device for each in passes),
+            pinned_bytes=0 if self._pinned is None else self._pinned.num_bytes,
         )
 
     @property

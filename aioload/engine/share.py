@@ -93,6 +93,7 @@ class Share:
             locate=source.locate,
             on_size=self._window.note_size,
             tolerance=settings.tolerance,
+            bundles=False,
         )
         self._appetite = None if crew.regulator is None else Appetite(crew.regulator.demand)
         self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
