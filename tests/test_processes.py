@@ -42,6 +42,7 @@ from conftest import join_all, loader_threads
 from oracle import assert_same, by_async_for, outcomes, torch_outcomes
 from scripts import Nursery, environment
 
+import aioload
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang
 from aioload.engine.member import new_context
@@ -497,6 +498,20 @@ def test_nothing_outlives_a_consumer_that_was_killed_while_a_process_keeps_its_i
     """)
     assert ended.code == -signal.SIGKILL
     wait_until_gone([int(ended.out)])
+
+
+def test_a_script_that_would_run_again_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import aioload\nnext(iter(aioload.DataLoader([0, 1], 2, processes=1, num_workers=1)))\n")
+    environment = os.environ | {"PYTHONPATH": str(Path(aioload.__file__).parent.parent)}
+    ended = subprocess.run(
+        [sys.executable, script], check=False, capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert "ProcessDiedError: Engine process 0" in last
+    assert "as it began" in last
+    assert "if __name__ == '__main__':" in last
 
 
 def test_a_fork_of_the_consumer_may_end_as_it_likes(nursery: Nursery) -> None:

@@ -59,7 +59,7 @@ from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.demand import Demand
 from aioload.engine.marks import Span
-from aioload.engine.member import Member, check_may_start, how_it_ended
+from aioload.engine.member import SCRIPT_HINT, Member, check_may_start, how_it_ended
 from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
 from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
@@ -162,7 +162,6 @@ class Gang:
         self._entered: set[int] = set()  # passes that the processes have not been told the end of
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._untold: BaseException | None = None  # an error that no run has been told of
-        self._num_begun = 0
         self._bell, self._is_pressed = Bell(), False
         self.members: list[Member] = []
         self._unstarted: tuple[Parcel, BaseContext] | None = None
@@ -385,7 +384,7 @@ class Gang:
 
     def _is_attended(self) -> bool:
         """Whether what comes is taken in at once."""
-        if self._is_pressed or self._num_begun < len(self.members):
+        if self._is_pressed or not all(member.has_begun for member in self.members):
             return True
         return any(run.is_waited_for for run in self._living_runs())
 
@@ -411,8 +410,8 @@ class Gang:
             self._crash(abroad.unpack_error(message.error))
             return
         if isinstance(message, Begun):
-            self._num_begun += 1
-            if self._num_begun == len(self.members):
+            member.has_begun = True
+            if all(each.has_begun for each in self.members):
                 self.portal.open()
             return
         assert isinstance(message, Done)
@@ -451,7 +450,10 @@ class Gang:
 
     def _death_of(self, member: Member) -> ProcessDiedError:
         member.process.join(_END_S)
-        how = f"Engine process {member.number} (pid {member.pid}) {how_it_ended(member.process.exitcode)}"
+        code = member.process.exitcode
+        how = f"Engine process {member.number} (pid {member.pid}) {how_it_ended(code)}"
+        if code == 1 and not member.has_begun:
+            return ProcessDiedError(f"{how} as it began. {SCRIPT_HINT}")
         remotes = list(self._remotes.values())
         samples = [sample for remote in remotes for sample in remote.under_way(member.number)]
         waiting = [batch for remote in remotes if (batch := remote.waiting_for(member.number)) is not None]

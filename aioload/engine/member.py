@@ -29,6 +29,11 @@ from aioload.stats import Tally
 _PRELOAD = "aioload.engine.template"
 
 
+SCRIPT_HINT = (
+    "It has written why to stderr. If it ran the script again, have that do what it does under "
+    "if __name__ == '__main__':, as processes that are not forked need it."
+)
+
 _started: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
 
 
@@ -48,6 +53,7 @@ class Member:
         self.freed: deque[int] = deque()  # appended to by whoever lets the last view go
         self.taken: deque[tuple[int, int]] = deque()
         self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
+        self.has_begun = False
         self.marks = Marks()
         self._part = part
         self.channel, end = new_channel()
@@ -90,10 +96,7 @@ class Member:
             with end, life, _interrupts_later(context):
                 process.start()
         except BrokenPipeError as exc:
-            message = (
-                "An engine process ended as it began, and has written why to stderr. If it ran the script again, have "
-                "that do what it does under if __name__ == '__main__':, as processes that are not forked need it."
-            )
+            message = f"Engine process {self.number} ended as it began. {SCRIPT_HINT}"
             raise ProcessDiedError(message) from exc
         self.process = process
         _started.add(process)
