@@ -3,6 +3,7 @@
 import functools
 import operator
 import os
+import sys
 import warnings
 from typing import Any, Literal
 
@@ -106,6 +107,20 @@ def check_timeout(timeout: float, num_workers: int) -> None:
         raise ArgumentError(message)
 
 
+def check_processes(processes: int, num_workers: int) -> None:
+    """Refuse processes that have nothing to work with, or that this system cannot have.
+
+    Raises:
+        ArgumentError: There are no threads for them, or no such sockets.
+    """
+    if processes > 0 and num_workers == 0:
+        message = f"processes={processes} needs num_workers > 0, which counts their threads, all together."
+        raise ArgumentError(message)
+    if processes > 0 and sys.platform != "linux":
+        message = f"processes={processes} needs Linux; this is {sys.platform!r}. Leave processes out."
+        raise ArgumentError(message)
+
+
 def check_prefetch_factor(prefetch_factor: Any, num_workers: int) -> None:
     """Refuse to load nothing ahead, as torch does once a pass begins.
 
@@ -196,7 +211,7 @@ def loader_seed(seed: Any, generator: torch.Generator | None) -> int | None:
 def say_once_that_there_are_no_processes() -> None:
     """Warn that ``multiprocessing_context`` has no effect, once in a process."""
     warnings.warn(
-        "multiprocessing_context has no effect: aioload has no worker processes, and num_workers counts threads.",
+        "multiprocessing_context has no effect without processes=, and num_workers counts threads.",
         UserWarning,
         stacklevel=3,  # the line that makes the loader
     )

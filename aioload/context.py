@@ -20,6 +20,8 @@ class PassContext:
         base_seed: Drawn once for the workers, as torch does.
         seed: The loader's ``seed``, or ``None``.
         epoch: The number of the pass, from 0, unless ``set_epoch`` said otherwise.
+        first_worker: The number of the first of the workers that are in this process.
+        process: The number of this process among those that the loader has; ``None`` where that is the consumer's own.
     """
 
     dataset: Any
@@ -27,6 +29,8 @@ class PassContext:
     base_seed: int
     seed: int | None
     epoch: int
+    first_worker: int = 0
+    process: int | None = None
 
 
 class Stage(enum.IntEnum):

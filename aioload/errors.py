@@ -133,6 +133,14 @@ class EngineError(AioloadError, RuntimeError):
     """The loader's own machinery failed; the cause says how. Please report it."""
 
 
+class ProcessDiedError(AioloadError, RuntimeError):
+    """An engine process ended by itself, as when it was killed; the message says by what and what it was loading."""
+
+
+class TransferError(AioloadError, TypeError):
+    """Something cannot be pickled that must go to an engine process, or come from one; the message says what."""
+
+
 class NoSampleError(AioloadError, RuntimeError):
     """``sample_rng()`` was called where no sample is known; the message says what to do."""
 

@@ -1,5 +1,6 @@
 """The loader: torch's DataLoader by its arguments and attributes, our engine by its work."""
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -14,6 +15,7 @@ from aioload.arguments import (
     check_iterable_workers,
     check_on_error,
     check_prefetch_factor,
+    check_processes,
     check_timeout,
     loader_seed,
     reads_number,
@@ -26,6 +28,7 @@ from aioload.cache import Cache
 from aioload.device import resolve_device
 from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
+from aioload.engine.member import start_server
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
 from aioload.engine.protocol import check_cache, check_read, check_reader
@@ -42,7 +45,7 @@ from aioload.types import MapDataset, StagedDataset
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED = frozenset({"cache", "device", "device_transform", "iterable_workers", "reader", "seed"})
+_FIXED = frozenset({"cache", "device", "device_transform", "iterable_workers", "processes", "reader", "seed"})
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
@@ -69,7 +72,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         timeout: Seconds to wait for a batch before :class:`~aioload.errors.LoaderTimeoutError`; 0 waits for ever.
         worker_init_fn: Called with its number in each of the ``num_workers`` threads before its first sample; for an
             iterable dataset, once for each of its ``iterable_workers``.
-        multiprocessing_context: Checked and kept, and without effect: there are no worker processes.
+        multiprocessing_context: How ``processes`` are started: ``"forkserver"`` (the default), ``"spawn"``, ``"fork"``
+            or such a context. Checked and kept, and without effect, where there are none.
         generator: Source of the random order.
         prefetch_factor: Batches loaded ahead per worker thread, so ``prefetch_factor * num_workers`` in all. More
             where that would be fewer samples than the reads under way need, fewer where ``prefetch_bytes`` do
@@ -125,6 +129,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
             which loads nothing ahead, it has no effect.
         prefetch_bytes: How many bytes may be in flight, from the read to the hand-over of the batch; by default a
             quarter of the memory that is available when a pass begins, limits of control groups included.
+        processes: Processes that load in place of threads of this one, each with its part of the ``num_workers``
+            threads and of the reads, so that neither Python code of the dataset nor reading takes this process's
+            interpreter. Batches come in memory that both processes see, and are not copied. The dataset, and what else
+            loads, is pickled once for each of them when they begin: with each pass, or, with ``persistent_workers``,
+            once. Exceptions come as copies, with the traceback as a note. An ``IterableDataset`` is passed over by one
+            of them. 0 is for none.
 
     Raises:
         ArgumentError: An argument cannot work (it is a ``ValueError``).
@@ -163,6 +173,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         device_transform: Callable[[Any], Any] | None = None,
         num_device_batches: int = 2,
         prefetch_bytes: int | None = None,
+        processes: int = 0,
     ) -> None:
         num_workers = usable_cores() if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
@@ -178,6 +189,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         check_read(read, dataset, batched=is_batched)
         if prefetch_bytes is not None:
             prefetch_bytes = whole_number("prefetch_bytes", prefetch_bytes, 1)
+        processes = whole_number("processes", processes, 0)
+        check_processes(processes, num_workers)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no
@@ -203,13 +216,15 @@ class DataLoader(torch_data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if multiprocessing_context is not None:
+        if multiprocessing_context is not None and processes == 0:
             say_once_that_there_are_no_processes()
+        if processes > 0:
+            start_server(self.multiprocessing_context)
         self.device, self.num_device_batches = resolve_device(device), num_device_batches
         self.device_transform = device_transform
         check_device_transform(device_transform, self.device)
         self.num_concurrent_reads: int | Literal["auto"] = num_concurrent_reads
-        self.prefetch_bytes = prefetch_bytes
+        self.prefetch_bytes, self.processes = prefetch_bytes, processes
         self.seed, self.iterable_workers = seed, iterable_workers
         self.reader, self.cache = reader, cache
         self.on_error, self.max_errors = on_error, max_errors
@@ -295,6 +310,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._IterableDataset_len_called
 
     @property
+    def epoch_told(self) -> int | None:
+        """What :meth:`set_epoch` was last called with, ``None`` if it was not."""
+        return self._epoch_told
+
+    @property
     def num_yielded(self) -> int:
         """Batches of the present epoch that have been handed out, before a resume too; 0 between epochs."""
         if self._saved is not None:
@@ -369,7 +389,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._completed(record.state())
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch warns of too many worker processes here, and threads are not that."""
+        """Do nothing: torch warns of too many worker processes here; ``num_workers`` counts threads."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments; nothing that is under way travels."""
@@ -407,7 +427,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _tell_epoch(self, epoch: int) -> None:
         sampler = self._index_sampler
         inner = innermost(sampler)
-        self._epochs.set(epoch, *([inner] if inner is sampler else [inner, sampler]), self.dataset)
+        runtime = self._runtimes.get(os.getpid())
+        with contextlib.nullcontext() if runtime is None else runtime.telling_epoch():
+            self._epochs.set(epoch, *([inner] if inner is sampler else [inner, sampler]), self.dataset)
         self._epoch_told = epoch
 
     def _fits(self) -> dict[str, Any]:

@@ -63,9 +63,11 @@ class SlotState(enum.Enum):
 class Slot:
     """One byte arena of the ring, ``arena`` being a uint8 array aligned to :data:`~aioload.layout.ALIGNMENT`."""
 
-    __slots__ = ("_memory", "_watch", "arena", "state")
+    __slots__ = ("_memory", "_watch", "arena", "home", "state")
 
-    def __init__(self, num_bytes: int, new_memory: NewMemory | None) -> None:
+    def __init__(
+        self, num_bytes: int, new_memory: NewMemory | None, home: "Callable[[Slot], None] | None" = None
+    ) -> None:
         if new_memory is not None:
             self._memory: Any = new_memory(num_bytes)
             self.arena = self._memory.numpy()
@@ -73,7 +75,7 @@ class Slot:
             self._memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
             start = -self._memory.ctypes.data % ALIGNMENT
             self.arena = self._memory[start : start + num_bytes]
-        self.state = SlotState.FREE
+        self.state, self.home = SlotState.FREE, home
         self._watch: weakref.ref[_Lent] | None = None
 
     def __repr__(self) -> str:
@@ -82,13 +84,19 @@ class Slot:
     @property
     def is_pinned(self) -> bool:
         """Whether it has the memory that the ring's slots should have."""
-        return isinstance(self._memory, torch.Tensor)
+        return isinstance(self._memory, torch.Tensor) and self.home is None
 
     def tensor(self, num_bytes: int) -> torch.Tensor:
         """Return the first ``num_bytes`` as a uint8 tensor (page-locked if the slot is): borrowed, not lent."""
         if isinstance(self._memory, torch.Tensor):
             return self._memory[:num_bytes]
         return torch.from_numpy(self.arena[:num_bytes])
+
+    def arrive(self) -> None:
+        """FREE -> READY: whoever it was at home with has filled it."""
+        assert self.state is SlotState.FREE, self
+        assert self.home is not None, self
+        self.state = SlotState.READY
 
     def seal(self) -> None:
         """FILLING -> READY: the last row has been written."""
@@ -180,6 +188,21 @@ class Ring:
         slot.state = SlotState.FILLING
         return slot
 
+    def adopt(self, memory: torch.Tensor, home: Callable[[Slot], None]) -> Slot:
+        """Return a slot over memory that is filled elsewhere (FREE; see :meth:`Slot.arrive`), for all but acquiring.
+
+        Args:
+            memory: uint8.
+            home: Called with the slot, under the ring's lock, when nobody uses it: it may be filled again.
+        """
+        return Slot(len(memory), lambda _: memory, home)
+
+    def take_in(self) -> None:
+        """Find the slots that nobody sees any more, without acquiring one."""
+        if self._returned or self._copying:
+            with self._lock:
+                self._take_in()
+
     def release(self, slot: Slot) -> None:
         """FILLING or READY -> FREE: the caller gives the slot back and must not touch it again."""
         assert slot.state in (SlotState.FILLING, SlotState.READY), slot
@@ -204,7 +227,7 @@ class Ring:
         The slot comes back by itself when that function, and all the tensors it gave, have been collected.
         """
         assert slot.state is SlotState.READY, slot
-        if not self.reuse:
+        if not self.reuse and slot.home is None:
             slot.state = SlotState.DROPPED
             memory = slot.tensor(slot.arena.nbytes)
             self._given.add(memory)
@@ -299,6 +322,9 @@ class Ring:
         if self.poison is not None:
             slot.arena.fill(self.poison)
         slot.state = SlotState.FREE
+        if slot.home is not None:
+            slot.home(slot)
+            return
         self._free.append(slot)
         self._free_bytes += slot.arena.nbytes
         if len(self._free) > self.max_free:

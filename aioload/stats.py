@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,10 +119,14 @@ class Ledger:
                 for name in Tally.__slots__:
                     setattr(self._closed, name, getattr(self._closed, name) + getattr(tally, name))
 
-    def snapshot(self, **limits: int) -> LoaderStats:
-        """Return the sums, and the limits as they are."""
+    def sums(self) -> list[float]:
+        """Return the sums, by the fields of a :class:`Tally`."""
         with self._lock:
             tallies = [self._closed, *self._open]
-            sums = {name: sum(getattr(tally, name) for tally in tallies) for name in Tally.__slots__}
+            return [sum([getattr(tally, name) for tally in tallies]) for name in Tally.__slots__]
+
+    def snapshot(self, **limits: int) -> LoaderStats:
+        """Return the sums, and the limits as they are."""
+        sums: dict[str, Any] = dict(zip(Tally.__slots__, self.sums(), strict=True))
         stats = LoaderStats(**sums, **limits)
         return dataclasses.replace(stats, reads_in_flight=max(0, stats.reads_in_flight))

@@ -11,30 +11,39 @@ from aioload.context import HERE
 _COLLATION = "torch.utils.data._utils.collate"
 
 
+class WorkerInfo(torch_worker.WorkerInfo):
+    """torch's own, with the number of the engine process that the worker is in, ``None`` for the consumer's process."""
+
+    process: int | None
+
+
 def get_worker_info() -> Any:
     """Return which worker runs the calling dataset code, as ``torch.utils.data.get_worker_info`` does.
 
     Returns:
-        torch's ``WorkerInfo``: ``id`` from 0 to ``num_workers - 1``, ``num_workers``, ``seed`` (the pass's base seed
-        plus ``id``) and ``dataset``, which is the loader's own object and no copy. Each decode thread is a worker. An
-        iterable dataset is passed over by one worker, whatever ``num_workers`` is, or by ``iterable_workers`` of them,
-        each with a copy of its own;
-        an async one runs on one event loop and has one worker. ``location``, and a ``decode`` so cheap that it runs
-        where the file was read, run on more threads than there are workers, so there two may have the same ``id`` at
-        once, unless there is a ``worker_init_fn``. ``None`` outside a loader's threads, so also with
-        ``num_workers=0``.
+        torch's ``WorkerInfo``, with a field more: ``id`` from 0 to ``num_workers - 1``, ``num_workers``, ``seed`` (the
+        pass's base seed plus ``id``), ``dataset``, which is the loader's own object and no copy, and ``process``. Each
+        decode thread is a worker. An iterable dataset is passed over by one worker, whatever ``num_workers`` is, or by
+        ``iterable_workers`` of them, each with a copy of its own; an async one runs on one event loop and has one
+        worker. ``location``, and a ``decode`` so cheap that it runs where the file was read, run on more threads than
+        there are workers, so there two may have the same ``id`` at once, unless there is a ``worker_init_fn``.
+        ``process`` is the number of the engine process that the thread belongs to, of which ``dataset`` is the copy,
+        or ``None`` without ``processes``. ``None`` outside a loader's threads, so also with ``num_workers=0``.
     """
     current = HERE.get()
     if current is None or current[3] is None:
         return _of_torch()
-    of, worker = current[0], current[3]
-    return torch_worker.WorkerInfo(
+    of = current[0]
+    worker = of.first_worker + current[3]
+    info = WorkerInfo(
         id=worker,
         num_workers=of.num_workers,
         seed=of.base_seed + worker,
         dataset=of.dataset,
-        worker_method="thread",
+        worker_method="thread" if of.process is None else "multiprocessing",
     )
+    object.__setattr__(info, "process", of.process)
+    return info
 
 
 def _of_torch() -> Any:

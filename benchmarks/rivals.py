@@ -89,6 +89,17 @@ def aioload_epoch(dataset: Any, **arguments: Any) -> Epoch:
     return epoch
 
 
+def aioload_epoch_started(dataset: Any, **arguments: Any) -> Epoch:
+    """Clock an epoch of aioload's loader whose threads, or processes, are already there."""
+
+    def epoch() -> tuple[int, float]:
+        with closing(aioload.DataLoader(dataset, persistent_workers=True, **arguments)) as loader:
+            next(iter(loader))
+            return _clocked(loader)
+
+    return epoch
+
+
 def bare_threads_epoch(dataset: Files, *, num_threads: int) -> Epoch:
     """Clock threads that take indices from one iterator and drop every sample: a ceiling, not a loader."""
 

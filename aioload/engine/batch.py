@@ -25,6 +25,7 @@ from aioload.collate import collate_samples, convert_sample, visible_bytes
 from aioload.context import leave_sample
 from aioload.copier import Copied
 from aioload.engine.budget import Budget, Claim
+from aioload.engine.packing import Span, unpack
 from aioload.engine.position import Place
 from aioload.engine.recipe import Recipe
 from aioload.engine.tolerance import Tolerance, let_go, record_of
@@ -74,6 +75,7 @@ class Batch:
         self.copied: Copied | None = None  # where a copier has been at work
         self.failed: dict[int, SampleError] = {}  # samples that it is made without, by position
         self.slot: Slot | None = None
+        self.pieces: tuple[bytes, Sequence[Span]] | None = None  # of another process, where there is no layout
         self.bundle: Bundle | None = None  # what is in the slot, unless that are rows of a layout
         self.layout: Layout | None = None
         self.columns: list[Column] = []
@@ -251,8 +253,53 @@ class Batch:
 
     def discard(self) -> None:
         """Drop a finished batch that nobody wants."""
-        self.result = self.error = None
+        self.result = self.error = self.pieces = None
         self._release_slot()
+
+    def arrive(self, num_bytes: int) -> None:
+        """Report the batch done: another process has made it, and the caller has put here what that is.
+
+        Args:
+            num_bytes: Of its slot.
+        """
+        self.recipe.on_size(num_bytes)
+        if self.recipe.on_device and self.pieces is not None:
+            try:
+                self.result = self.unwrap()
+                if (bundled := bundle(self.result, self.recipe.ring)) is not None:
+                    self.result = None
+                    self.bundle, self.slot = bundled
+            except Exception as exc:
+                self._set_error(strip(exc), ErrorContext(list(self.indices), None, "collate"))
+        with self._lock:
+            is_wanted = self.state is BatchState.OPEN
+            if is_wanted:
+                self.state = BatchState.DONE
+        if is_wanted:
+            self._on_done(self)
+        else:
+            self.discard()
+
+    def unwrap(self) -> Any:
+        """Return the result, which is the caller's. For the consumer: what it is made of is lent from here on.
+
+        Raises:
+            Exception: It cannot be unpickled.
+        """
+        if self.slot is None and self.pieces is None:
+            result, self.result = self.result, None
+            return result
+        slot, self.slot, pieces, self.pieces = self.slot, None, self.pieces, None
+        ring, pin = self.recipe.ring, self.recipe.pin
+        view = None if slot is None else ring.lend(slot)
+        if pieces is not None:
+            result = unpack(*pieces, view)
+        else:
+            assert self.layout is not None
+            assert view is not None
+            result = self.layout.batch(self.layout.tensors(self.columns, len(self.indices), view))
+        self.columns = []
+        return pin_memory(result) if pin else result  # type: ignore[no-untyped-call]
 
     def losses(self) -> list[SampleError]:
         """Return what became of the samples that it is made without; of those behind an error nobody can tell."""
@@ -329,7 +376,8 @@ class Batch:
         self.columns = layout.columns(self.slot.arena, len(self.indices))
 
     def _release_slot(self) -> None:
-        slot, self.slot = self.slot, None
+        with self._lock:  # whoever closes the run may do it at the same time
+            slot, self.slot = self.slot, None
         self.columns, self.bundle = [], None
         if slot is not None:
             self._num_bytes = 0
@@ -370,7 +418,7 @@ class Batch:
         recipe.on_size(self._num_bytes)
         if recipe.pin:
             self.result = pin_memory(self.result)  # type: ignore[no-untyped-call]
-        elif recipe.on_device and (bundled := bundle(self.result, recipe.ring)) is not None:
+        elif recipe.on_device and recipe.bundles and (bundled := bundle(self.result, recipe.ring)) is not None:
             self.result = None
             self.bundle, self.slot = bundled
             self._num_bytes = self.slot.arena.nbytes

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from aioload.context import HERE, PassContext, Stage
+
 
 class Beginning:
     """Calls ``worker_init_fn`` for one worker at a time. Any thread may call it.
@@ -20,18 +22,25 @@ class Beginning:
     Args:
         worker_init_fn: The user's function.
         base_seed: Worker ``number`` is seeded with ``base_seed + number``.
+        puts_back: Whether the process's generators are afterwards what they were before: it is the consumer's.
     """
 
     _lock = threading.Lock()  # of all: the generators are the process's
 
-    def __init__(self, worker_init_fn: Callable[[int], None], base_seed: int) -> None:
-        self._worker_init_fn, self._base_seed = worker_init_fn, base_seed
+    def __init__(self, worker_init_fn: Callable[[int], None], base_seed: int, *, puts_back: bool = True) -> None:
+        self._worker_init_fn, self._base_seed, self._puts_back = worker_init_fn, base_seed, puts_back
 
     def __call__(self, number: int) -> None:
-        """Call it for worker ``number``; the process's generators are afterwards what they were before."""
-        with self._lock, kept_generators():
-            _seed(self._base_seed + number)
+        """Call it for worker ``number``."""
+        with self._lock, kept_generators() if self._puts_back else contextlib.nullcontext():
+            seed_process(self._base_seed + number)
             self._worker_init_fn(number)
+
+
+def begin_worker(worker_init_fn: Callable[[int], None], context: PassContext, number: int) -> None:
+    """Call ``worker_init_fn`` for the ``number``-th worker of this process, in its thread."""
+    HERE.set([context, None, Stage.BATCH, number, None])
+    worker_init_fn(context.first_worker + number)
 
 
 @contextlib.contextmanager
@@ -56,7 +65,8 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _seed(seed: int) -> None:
+def seed_process(seed: int) -> None:
+    """Seed the global generators of ``random``, numpy and torch, as torch does for a worker."""
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all devices too

@@ -9,14 +9,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from aioload.engine import aside
 from aioload.engine.pace import Pace
 from aioload.engine.pools import STUCK_AFTER_S, ThreadPool
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import Regulator
-from aioload.engine.run import Run
 from aioload.engine.source import Kind
 from aioload.engine.tasks import TaskPool
 from aioload.engine.watch import Watch
@@ -85,6 +84,30 @@ class Entrance:
         self._settled.wait()
 
 
+class Runs(Protocol):
+    """What works with a crew, to be told when it breaks or is closed."""
+
+    def break_(self, exc: BaseException) -> None:
+        """Have the consumer raise ``exc``: threads, loop or processes cannot go on."""
+        ...
+
+    def close(self) -> None:
+        """Let all batches go. Any thread; never waits."""
+        ...
+
+
+class Ends(Protocol):
+    """What has to end before the interpreter does."""
+
+    def stop_at_exit(self) -> None:
+        """Begin to end, for good. Never waits."""
+        ...
+
+    def end_at_exit(self, deadline: float) -> None:
+        """Wait for the end until ``deadline`` (monotonic), and never again."""
+        ...
+
+
 class Crew:
     """The workers of one pass, or of all passes where workers are persistent.
 
@@ -123,7 +146,7 @@ class Crew:
         # A decode that runs on a read thread would run where worker_init_fn has not been called.
         self.may_inline = worker_init_fn is None
         self._pid = os.getpid()
-        self._runs: weakref.WeakKeyDictionary[Run, None] = weakref.WeakKeyDictionary()
+        self._runs: weakref.WeakKeyDictionary[Runs, None] = weakref.WeakKeyDictionary()
         self._closed = self._is_exit = self._given_up = False
         self.crashed = False
         self._untold: BaseException | None = None  # an error that no run has been told of
@@ -168,11 +191,15 @@ class Crew:
         except BaseException:
             self.stop()
             raise
-        _crews[self] = None
-        _end_crews_at_exit()
+        end_at_exit(self)
 
     def __repr__(self) -> str:
         return f"<Crew {'closed ' if self._closed else ''}{self.reads or self.tasks} {self.decode} {self._loop}>"
+
+    @property
+    def decode_limit(self) -> int:
+        """Decode threads that may be awake at present."""
+        return self.decode.limit
 
     @property
     def reads_limit(self) -> int:
@@ -182,7 +209,7 @@ class Crew:
         pool = self.reads or self.tasks or self.decode
         return pool.limit
 
-    def attach(self, run: Run) -> None:
+    def attach(self, run: Runs) -> None:
         """Have ``run`` told when the crew breaks or is closed, or at once if it is."""
         self._runs[run] = None
         if self.crashed:
@@ -260,7 +287,7 @@ class Crew:
         self._given_up = True
         self._loop.give_up()
 
-    def _living_runs(self) -> list[Run]:
+    def _living_runs(self) -> list[Runs]:
         # keyrefs() takes a copy in one step: another thread may attach a run at any time.
         return [run for ref in self._runs.keyrefs() if (run := ref()) is not None]
 
@@ -285,7 +312,13 @@ class Crew:
             run.break_(exc)
 
 
-_crews: "weakref.WeakKeyDictionary[Crew, None]" = weakref.WeakKeyDictionary()
+_crews: "weakref.WeakKeyDictionary[Ends, None]" = weakref.WeakKeyDictionary()
+
+
+def end_at_exit(crew: Ends) -> None:
+    """Have ``crew`` end before the interpreter does, if it lives until then."""
+    _crews[crew] = None
+    _end_crews_at_exit()
 
 
 @functools.cache

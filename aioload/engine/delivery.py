@@ -8,7 +8,7 @@ from aioload.engine.batch import Batch
 from aioload.engine.crossing import Crossing
 from aioload.engine.handoff import Handoff
 from aioload.engine.order import AsCompleted, InOrder
-from aioload.errors import EngineError, annotate, is_interrupt
+from aioload.errors import EngineError, ErrorContext, annotate, is_interrupt, safe_to_raise, strip
 
 
 class Delivery:
@@ -90,9 +90,9 @@ class Delivery:
 
     def receive(self, batch: Batch) -> Any:
         """Return what was made of the batch, which is the caller's, or raise its error. In the consumer's thread."""
-        result, batch.result = batch.result, None
-        if self._crossing is not None and batch.error is None:
-            result = self._crossing.receive(batch)
+        result = None
+        if batch.error is None:
+            result = _unwrap(batch) if self._crossing is None else self._crossing.receive(batch)
         if batch.error is None:
             return result
         error, batch.error = batch.error, None
@@ -102,3 +102,11 @@ class Delivery:
             raise error
         finally:
             del error
+
+
+def _unwrap(batch: Batch) -> Any:
+    try:
+        return batch.unwrap()
+    except Exception as exc:  # what another process has made
+        batch.error, batch.context = safe_to_raise(strip(exc)), ErrorContext(list(batch.indices), None, "collate")
+        return None

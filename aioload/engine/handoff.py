@@ -29,6 +29,11 @@ class Handoff:
     def __len__(self) -> int:
         return len(self._batches)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody sleeps until there is a batch."""
+        return bool(self._waiters)
+
     def count(self, condition: Callable[[Batch], bool]) -> int:
         """Return how many of the batches fulfil a condition."""
         return sum(map(condition, self._batches.copy()))  # other threads may put and take meanwhile

@@ -10,7 +10,9 @@ import time
 import weakref
 
 from aioload.engine import aside
+from aioload.engine.appearance import Appearance
 from aioload.engine.crew import Crew
+from aioload.engine.gang import Gang
 from aioload.engine.inline import InlineRun
 from aioload.engine.portal import Portal
 from aioload.engine.run import Run
@@ -27,11 +29,11 @@ class Pass:
 
     Args:
         run: The run.
-        crew: The crew it works with, ``None`` for a run without threads.
+        crew: The crew or gang it works with, ``None`` for a run without threads.
         owns_crew: Whether the crew ends with the pass.
     """
 
-    def __init__(self, run: Run | InlineRun, crew: Crew | None, *, owns_crew: bool) -> None:
+    def __init__(self, run: Run | InlineRun, crew: Crew | Gang | None, *, owns_crew: bool) -> None:
         self.run, self._crew = run, crew
         self._own_crew = crew if owns_crew else None
         self._finalizer = weakref.finalize(self, _collected, weakref.ref(run), self._own_crew)
@@ -41,12 +43,22 @@ class Pass:
         """Return the reads that may be under way at present, the decode threads awake, and the batches ahead."""
         if self._crew is None or self.run.closed or isinstance(self.run, InlineRun):
             return 0, 0, 0
-        return self._crew.reads_limit, self._crew.decode.limit, self.run.batches_limit
+        return self._crew.reads_limit, self._crew.decode_limit, self.run.batches_limit
 
     @property
     def num_on_device(self) -> int:
         """Batches that are on the device, or on their way, ahead of the consumer."""
         return 0 if isinstance(self.run, InlineRun) else self.run.num_on_device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in flight in other processes."""
+        return self._crew.num_bytes if isinstance(self._crew, Gang) else 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most there were in each of them, added up."""
+        return self._crew.peak_bytes if isinstance(self._crew, Gang) else 0
 
     def start_on_loop(self) -> None:
         """Start loading from the loop thread: a sampler may think for long before its first index."""
@@ -72,7 +84,7 @@ class Pass:
             await aside.call(self.close)
 
 
-def _end(run: Run | InlineRun | None, crew: Crew | None, timeout_s: float) -> None:
+def _end(run: Run | InlineRun | None, crew: Crew | Gang | None, timeout_s: float) -> None:
     if crew is not None:
         crew.close()
     if run is not None:
@@ -81,7 +93,7 @@ def _end(run: Run | InlineRun | None, crew: Crew | None, timeout_s: float) -> No
         crew.join(timeout_s)
 
 
-def _collected(run: "weakref.ref[Run | InlineRun]", crew: Crew | None) -> None:
+def _collected(run: "weakref.ref[Run | InlineRun]", crew: Crew | Gang | None) -> None:
     _end(run(), crew, _collected_timeout_s())
 
 
@@ -93,8 +105,9 @@ class Kept:
     """What outlives passes, and is ended with the runtime; it does not lead back to the loader."""
 
     def __init__(self) -> None:
-        self.crew: Crew | None = None
+        self.crew: Crew | Gang | None = None
         self.base_seed: int | None = None  # that of the crew
+        self.given: Appearance | None = None  # of what a gang was given
         self.portal: Portal | None = None
         self._pid = os.getpid()
 

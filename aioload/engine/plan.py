@@ -45,6 +45,12 @@ class Plan:
     num_workers: int
     num_concurrent_reads: int | None
     """``None`` for as many as are found to be best."""
+    processes: int
+    """Engine processes; 0 for threads of this one."""
+    context: Any
+    """How they are started, ``None`` for the usual way."""
+    epoch_told: int | None
+    """What ``set_epoch`` was last called with."""
     iterable_workers: int
     persistent: bool
     worker_init_fn: Callable[[int], None] | None
@@ -86,6 +92,9 @@ def plan_of(loader: Any, epochs: Epochs) -> Plan:
         device_transform=loader.device_transform,
         num_workers=loader.num_workers,
         num_concurrent_reads=_num_concurrent(loader),
+        processes=loader.processes,
+        context=loader.multiprocessing_context,
+        epoch_told=loader.epoch_told,
         iterable_workers=loader.iterable_workers,
         persistent=loader.persistent_workers,
         worker_init_fn=loader.worker_init_fn,

@@ -23,6 +23,7 @@ class Recipe:
         locate: Returns the path of a sample, or ``None``.
         on_size: Told the bytes of a batch when they are known.
         tolerance: What is done about samples that fail; ``None``: the batch fails.
+        bundles: Whether the tensors of what has no layout are brought together for a device.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Recipe:
         locate: Callable[[Any], Any],
         on_size: Callable[[int], None],
         tolerance: Tolerance | None,
+        bundles: bool = True,
     ) -> None:
         self.context = context
         self.collate_fn, self.batched, self.by_rows = collate_fn, batched, by_rows
         self.on_device, self.pin, self.ring = on_device, pin, ring
-        self.locate, self.on_size, self.tolerance = locate, on_size, tolerance
+        self.locate, self.on_size, self.tolerance, self.bundles = locate, on_size, tolerance, bundles
         self.layout: Layout | None = None

@@ -13,15 +13,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aioload.copier import Copier
-from aioload.engine.batch import Batch
+from aioload.engine.batch import Batch, BatchState
 from aioload.engine.budget import Budget, Claim
 from aioload.engine.choice import Crew, fetcher_for
 from aioload.engine.crossing import Crossing
 from aioload.engine.delivery import Delivery
+from aioload.engine.fetchers import Fetcher
+from aioload.engine.gang import Gang
 from aioload.engine.handoff import Handoff
 from aioload.engine.indices import IndexStream
 from aioload.engine.patience import WIDEN_AFTER_S, Patience, patience_for
 from aioload.engine.recipe import Recipe
+from aioload.engine.remote import RemoteFetcher
 from aioload.engine.settings import Answer, Settings
 from aioload.engine.source import Kind, Source
 from aioload.engine.tolerance import Losses
@@ -47,6 +50,7 @@ class Run:
         max_batches: Batches it may be ahead for now (see :meth:`grant`).
         is_wanted: Whether it has a consumer, and does not begin ahead of one.
         saved: The state of the run that this one goes on with, if any.
+        fetcher: What has other processes load; the crew is a gang of them.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class Run:
         settings: Settings,
         source: Source,
         stream: IndexStream,
-        crew: Crew,
+        crew: Crew | Gang,
         *,
         ring: Ring,
         copier: Copier | None,
@@ -63,6 +67,7 @@ class Run:
         max_batches: int,
         is_wanted: bool = True,
         saved: Mapping[str, Any] | None = None,
+        fetcher: RemoteFetcher | None = None,
     ) -> None:
         self._settings, self._crew, self._stream = settings, crew, stream
         self._ring, self._tally = ring, tally
@@ -111,9 +116,15 @@ class Run:
         self._regulator = crew.regulator
         self._max_batches = max_batches
         self._step_began_s = 0.0  # when the consumer was given a batch
-        self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
+        self._remote = fetcher
+        if isinstance(crew, Gang):
+            assert fetcher is not None
+            self._fetcher: Fetcher = fetcher
+        else:
+            self._fetcher = fetcher_for(source, crew, self._window, settings, tally)
+        self._copies = copier is not None
         # The batches of an async dataset or reader are lost with the loop: so one error comes, and not two.
-        self._by_loop = copier is not None or source.kind in (Kind.ASYNC, Kind.AWAITED)
+        self._by_loop = copier is not None or (fetcher is None and source.kind in (Kind.ASYNC, Kind.AWAITED))
 
     def __repr__(self) -> str:
         total = "?" if self._total is None else self._total
@@ -178,6 +189,7 @@ class Run:
                     waiter = self._handoff.thread_waiter()
                     answer = self._take()
                     if answer is Answer.NOT_YET:
+                        self._attend()
                         self._wait(waiter, patience, started)
             finally:
                 self._end_wait(wait, started)
@@ -193,6 +205,15 @@ class Run:
         self._tally.wait_s += waited_s
         if self._regulator is not None:
             self._regulator.demand.end_wait(wait, now_s)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether batches that other processes have made are to be taken in at once."""
+        return self._handoff.is_waited_for or self._copies
+
+    def _attend(self) -> None:
+        if self._remote is not None:
+            self._remote.attend()
 
     def _wait(self, waiter: threading.Lock, patience: Patience, started: float) -> None:
         is_released = False
@@ -217,6 +238,7 @@ class Run:
                     with self._handoff.task_waiter() as waiter:
                         answer = self._take()
                         if answer is Answer.NOT_YET:
+                            self._attend()
                             await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - started))
             finally:
                 self._end_wait(wait, started)
@@ -244,8 +266,12 @@ class Run:
         self._handoff.close()
         for batch in list(self._open.values()):
             batch.cancel()
+            if self._remote is not None and batch.state is BatchState.DONE:  # in the hand-off, or on its way
+                batch.discard()
         self._open.clear()
         self._window.clear()
+        if self._remote is not None:
+            self._remote.close()
 
     def break_(self, exc: BaseException) -> None:
         """Have the consumer raise ``exc``: threads or loop cannot go on."""
@@ -266,6 +292,8 @@ class Run:
             if self._window.delivered != before:  # also where there was no data for a batch
                 self._budget.changed()
                 self._window.release()
+            if self._remote is not None:
+                self._remote.flush()
             self._delivery.resume()
 
     def _take_next(self) -> Batch | Answer:
@@ -284,6 +312,8 @@ class Run:
                 continue
             # If an interrupt hits while indices are drawn, the batch is still here for the next call.
             self._window.delivered += 1
+            if self._remote is not None:
+                self._remote.note_taken(batch)
             self._look_further()
             try:
                 self._refill()
@@ -301,6 +331,7 @@ class Run:
                 continue
             self.record.position.add(batch.place)
             if too_many is not None and batch.error is None:
+                batch.discard()
                 raise too_many
             return batch
 

@@ -5,21 +5,25 @@ while the present one ends: as batches of this one are consumed, batches of the 
 ``iter()`` takes that pass up if the sampler would still draw the same and the dataset has not been changed.
 """
 
+import contextlib
 import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from aioload.collate import collation_rules
-from aioload.context import HERE, PassContext, Stage
+from aioload.context import PassContext
 from aioload.copier import Copier
 from aioload.device import StreamlessBackend, pinned_memory
-from aioload.engine.beginning import Beginning
+from aioload.engine.appearance import Appearance
+from aioload.engine.beginning import Beginning, begin_worker
 from aioload.engine.budget import Budget
 from aioload.engine.crew import Crew
+from aioload.engine.division import gang_for
+from aioload.engine.gang import Gang
 from aioload.engine.generators import StandIn
 from aioload.engine.indices import IndexStream, Lookahead, can_run_ahead
 from aioload.engine.inline import InlineRun
@@ -30,6 +34,7 @@ from aioload.engine.passes import CLOSE_TIMEOUT_S, Kept, Pass
 from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import Regulator, allowed_handles, most_reads
+from aioload.engine.remote import RemoteFetcher
 from aioload.engine.run import Run
 from aioload.engine.source import Kind, Source, kind_of
 from aioload.pinned import PinnedMemory
@@ -93,8 +98,8 @@ class Runtime:
             reads_limit=reads,
             decode_limit=decodes,
             batches_limit=batches,
-            bytes_in_flight=self.budget.num_bytes,
-            peak_bytes_in_flight=self.budget.peak_bytes,
+            bytes_in_flight=self.budget.num_bytes + sum(each.num_bytes for each in passes),
+            peak_bytes_in_flight=self.budget.peak_bytes + max((each.peak_bytes for each in passes), default=0),
             device_batches=sum(each.num_on_device for each in passes),
             pinned_bytes=0 if self._pinned is None else self._pinned.num_bytes,
         )
@@ -155,7 +160,7 @@ class Runtime:
             saved=saved,
         )
 
-    def _single_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew]:
+    def _single_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew | Gang]:
         stream = self._stream(epoch, saved)
         source = self._source(stream, saved)
         crew = self._new_crew(source)
@@ -189,7 +194,7 @@ class Runtime:
         context = PassContext(plan.dataset, num_workers, stream.base_seed, plan.seed, stream.epoch)
         items = None
         if kind is Kind.ITERABLE:
-            worker_init_fn = self._beginning(stream.base_seed) if plan.num_workers > 0 else None
+            worker_init_fn = self._beginning(stream.base_seed) if plan.num_workers > 0 and not plan.processes else None
             if worker_init_fn is not None and plan.persistent and plan.iterable_workers == 1:  # copies all begin anew
                 self._begun = Once() if first else self._begun
                 worker_init_fn = functools.partial(self._begun.call, worker_init_fn)
@@ -225,12 +230,14 @@ class Runtime:
             portal = self._kept.portal = Portal(keep_loop=True)
         return portal
 
-    def _new_crew(self, source: Source) -> Crew:
+    def _new_crew(self, source: Source) -> Crew | Gang:
         plan, kind = self._plan, source.kind
+        if plan.processes:
+            return gang_for(plan, kind, ring=self.ring, portal=self._portal(keep_loop=False), ledger=self.ledger)
         on_start = None if kind is Kind.ITERABLE else self._beginning(source.context.base_seed)
         if on_start is not None:
             context = replace(source.context, num_workers=plan.num_workers)
-            on_start = functools.partial(_initialise, on_start, context)
+            on_start = functools.partial(begin_worker, on_start, context)
         return Crew(
             kind,
             num_workers=plan.num_workers,
@@ -256,12 +263,17 @@ class Runtime:
         self,
         source: Source,
         stream: IndexStream,
-        crew: Crew,
+        crew: Crew | Gang,
         max_batches: int,
         saved: Mapping[str, Any] | None = None,
         *,
         is_wanted: bool = True,
     ) -> Run:
+        fetcher = None
+        if isinstance(crew, Gang):
+            lanes = None if saved is None else {name: saved[name] for name in ("lanes", "latest_lane") if name in saved}
+            told = self._plan.epoch_told
+            fetcher = RemoteFetcher(crew, stream.epoch, stream.base_seed, epoch_told=told, saved=lanes)
         run = Run(
             self._plan.settings,
             source,
@@ -274,21 +286,23 @@ class Runtime:
             max_batches=max_batches,
             is_wanted=is_wanted,
             saved=saved,
+            fetcher=fetcher,
         )
         crew.attach(run)
         return run
 
     # Persistent workers, and the pass that begins early.
 
-    def _persistent_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew]:
+    def _persistent_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew | Gang]:
         max_batches = self._plan.settings.max_batches
         crew, ahead, self._next = self._kept.crew, self._next, None
         if crew is not None and crew.crashed:
             crew.close()
             crew = None
+        is_stale = isinstance(crew, Gang) and not self._is_still()
         if ahead is not None:
             run, lookahead = ahead
-            if crew is not None and saved is None and lookahead.take_up(epoch):
+            if crew is not None and not is_stale and saved is None and lookahead.take_up(epoch):
                 run.on_exhausted = self._run_ahead
                 run.grant(max_batches, is_wanted=True)
                 return run, crew
@@ -298,12 +312,30 @@ class Runtime:
         keeps_seed = crew is not None and (saved is None or "base_seed" in saved)
         stream = self._stream(epoch, saved, self._kept.base_seed if keeps_seed else None)
         source = self._source(stream, saved, first=crew is None)
+        if crew is not None and is_stale:  # processes have copies of what has been changed
+            crew.close()
+            crew = None
         if crew is None:
             crew = self._kept.crew = self._new_crew(source)
+            self._note_given()
         self._kept.base_seed = stream.base_seed
         run = self._new_run(source, stream, crew, max_batches, saved)
         run.on_exhausted = self._run_ahead
         return run, crew
+
+    @contextlib.contextmanager
+    def telling_epoch(self) -> Iterator[None]:
+        """Tell the dataset the epoch: it changes, and persistent processes will be told as well."""
+        was_still = self._is_still()
+        yield
+        if was_still:
+            self._note_given()
+
+    def _is_still(self) -> bool:
+        return self._kept.given is not None and self._kept.given.is_still(*_given(self._plan))
+
+    def _note_given(self) -> None:
+        self._kept.given = Appearance(*_given(self._plan)) if isinstance(self._kept.crew, Gang) else None
 
     def _run_ahead(self, num_batches: int) -> None:
         """Let the next pass be ``num_batches`` ahead. In the consumer's thread."""
@@ -335,6 +367,8 @@ class Runtime:
             ahead[0].close()
 
 
-def _initialise(worker_init_fn: Callable[[int], None], context: PassContext, number: int) -> None:
-    HERE.set([context, None, Stage.BATCH, number, None])
-    worker_init_fn(number)
+def _given(plan: Plan) -> tuple[Any, ...]:
+    """Return what processes get a copy of."""
+    tolerance = plan.settings.tolerance
+    on_error = None if tolerance is None else tolerance.on_error
+    return plan.dataset, plan.reader, plan.worker_init_fn, plan.settings.collate_fn, collation_rules(), on_error

@@ -1,0 +1,478 @@
+"""Gang: engine processes, as a run sees them: in place of a crew of threads.
+
+``processes=N`` runs N whole engines, each with reads in flight, decode threads and a loop of its own. The consumer's
+process draws indices, puts batches in order, counts and resumes, as always; per batch it wakes up once, and per sample
+it does nothing::
+
+    CONSUMER'S PROCESS                                         ENGINE PROCESS p of N
+                       begin, indices of a batch (pickled)
+    run: number n ------------------------------------------>  share: number n // N, for p = n % N
+                                                               reads, decode, rows of a slot, as ever
+    thread "aioload-gang" <----------------------------------  done: segment, layout, errors
+      | the batch, by its number                     (the segment's file, the first time)
+    order, (copy to the device), hand-off
+      | lend: views of the very same memory
+    consumer, until the last view is gone ------------------>  freed: the slot is FREE for p again
+
+- **What crosses.** The dataset and all else that loads, once, when a process begins, by pickle
+  (:mod:`~aioload.engine.parcel`; with ``fork`` not even that). Then small messages (:mod:`~aioload.engine.messages`)
+  over one socket per process, each whole or not at all (:mod:`~aioload.engine.channel`). Batches do not: both sides map
+  the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
+  lie in such a slot (:mod:`~aioload.engine.packing`).
+- **Who takes it in.** The thread ``aioload-gang``, while somebody waits for a batch, or where batches go to a device;
+  else messages lie in the sockets, and the training step keeps the interpreter to itself. Once awake, it takes in
+  all that has come, so that the next batches are there without it.
+- **Who gets which batch** follows from its number alone. So the order is the sampler's, and what a process has in
+  flight is bounded by its part of ``prefetch_bytes``.
+- **Who owns a slot.** Its process, from which it is lent to the consumer's with the message *done*, and given back with
+  *freed*. The consumer's process never writes to it. A mapping lives as long as any view of it, whatever becomes of the
+  process.
+- **The end.** Closing shuts the sockets at both ends: a process that finds its socket at its end ends, and is killed if
+  it does not within two seconds. When the consumer's process is killed, the kernel closes a pipe, and sends SIGIO for
+  it, which ends the process whatever it does. Nothing has a name, so nothing is left behind.
+- **The death of a process** is seen at once, by the end of its socket or its sentinel. What it had finished is handed
+  over; then the run is broken, with an error that says by which signal, and which samples were being loaded: the
+  process keeps account of them in memory that outlives it (:mod:`~aioload.engine.marks`). A slot that was being
+  written is not known here yet, and so never handed out.
+- **Interrupts** are for the consumer: the processes ignore SIGINT. A message is sent by one system call, so that an
+  interrupt leaves it sent or not; where nobody can tell, it is sent again, and known by its number.
+"""
+
+import contextlib
+import itertools
+import os
+import pickle
+import select
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from multiprocessing.context import BaseContext
+from typing import Any, Protocol
+
+from aioload.engine import abroad
+from aioload.engine.batch import Batch
+from aioload.engine.bell import Bell
+from aioload.engine.channel import PART_BYTES
+from aioload.engine.child import Part
+from aioload.engine.crew import Entrance, Runs, end_at_exit
+from aioload.engine.demand import Demand
+from aioload.engine.marks import Span
+from aioload.engine.member import SCRIPT_HINT, Member, check_may_start, how_it_ended
+from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
+from aioload.engine.parcel import Parcel
+from aioload.engine.portal import Portal
+from aioload.errors import AioloadError, EngineError, ErrorContext, ProcessDiedError, annotate
+from aioload.layout import Layout
+from aioload.ring import Ring, Slot
+from aioload.stats import Ledger, Tally
+
+_END_S = 2.0
+"""Seconds that processes get to end before they are killed; their threads get half of it."""
+
+_MOST_LAYOUTS = 64
+
+_MOST_NAMES = 4
+"""Samples that the message of an error names."""
+
+
+class Remote(Protocol):
+    """The batches of one pass that processes load; see :class:`~aioload.engine.remote.RemoteFetcher`."""
+
+    def arrive(self, process: int, done: Done, slot: Slot | None, layout: Layout | None) -> None:
+        """Take in a batch. On the gang's thread."""
+        ...
+
+    def waiting_for(self, process: int) -> Batch | None:
+        """Return the first batch that a process has not delivered."""
+        ...
+
+    def under_way(self, process: int) -> list[tuple[Batch, int]]:
+        """Return the samples that a process is loading: their batches and positions, those farthest on first."""
+        ...
+
+
+class Waited(Runs, Protocol):
+    """A run of batches that come from elsewhere."""
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether what has come is to be taken in at once."""
+        ...
+
+
+class ReadsElsewhere:
+    """In place of a regulator, where the reads are other processes': their limits, as they tell them."""
+
+    def __init__(self) -> None:
+        self.limits: dict[int, int] = {}
+        self.demand = Demand()
+        self.maximum = 0
+
+    @property
+    def limit(self) -> int:
+        """Reads that may be under way, in all processes."""
+        return sum(self.limits.values())
+
+
+class Gang:
+    """The engine processes of one pass, or of all passes where workers persist: a crew, to whoever runs.
+
+    Like a crew it refers to nothing of the user's once the processes have begun.
+
+    Args:
+        parts: What each process is to do.
+        contents: What all are given; see :class:`~aioload.engine.child.Child`.
+        context: How processes are started.
+        ring: Lends what they fill.
+        portal: The loop.
+        ledger: Where what they do is counted.
+        auto: Whether they find out by themselves how much to read.
+        has_beginning: Whether nothing is handed over before all processes say that they have begun.
+        epoch_told: What the dataset's ``set_epoch`` was last called with, before it was pickled.
+
+    Raises:
+        TransferError: Something cannot be pickled.
+        ArgumentError: This process may not start any.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        contents: dict[str, Any],
+        context: BaseContext,
+        *,
+        ring: Ring,
+        portal: Portal,
+        ledger: Ledger,
+        auto: bool,
+        has_beginning: bool,
+        epoch_told: int | None,
+    ) -> None:
+        check_may_start()
+        self._ring, self._loop, self._ledger, self._epoch_told = ring, portal, ledger, epoch_told
+        self.portal = Entrance(portal, opened=not has_beginning)
+        self.regulator: Any = ReadsElsewhere() if auto else None
+        self.crashed = self._closed = self._given_up = False
+        self._pid = os.getpid()
+        self._runs: weakref.WeakKeyDictionary[Waited, None] = weakref.WeakKeyDictionary()
+        self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
+        self._entered: set[int] = set()  # passes that the processes have not been told the end of
+        self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
+        self._untold: BaseException | None = None  # an error that no run has been told of
+        self._bell, self._is_pressed = Bell(), False
+        self.members: list[Member] = []
+        self._unstarted: tuple[Parcel, BaseContext] | None = None
+        self._thread = threading.Thread(target=self._serve, name="aioload-gang", daemon=True)
+        portal.acquire(self._loop_crashed)
+        try:
+            with contextlib.closing(Parcel(contents, is_for_forks=context.get_start_method() == "fork")) as parcel:
+                for part in parts:
+                    self.members.append(Member(part, ledger.open(), self._press))
+                    self.members[-1].greet(parcel)
+                if parcel.file is None:
+                    self._start(parcel, context)
+                else:  # in the thread, beside what the caller does next
+                    self._unstarted = parcel.wrapping(), context
+            self._thread.start()
+        except BaseException:
+            self.stop()
+            if self._thread.ident is None:
+                self._reap()
+            raise
+        end_at_exit(self)
+
+    def __repr__(self) -> str:
+        return f"<Gang {self.members}>"
+
+    @property
+    def reads_limit(self) -> int:
+        """Reads that may be under way at present, in all processes."""
+        return 0 if self._closed else sum(member.reads_limit for member in self.members)
+
+    @property
+    def decode_limit(self) -> int:
+        """Decode threads that may be awake at present, in all processes."""
+        return sum(member.decode_limit for member in self.members)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in flight in all processes when they told last."""
+        return 0 if self._closed else sum(member.num_bytes for member in self.members)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most there have been in each, added up."""
+        return sum(member.peak_bytes for member in self.members)
+
+    def enter(self, remote: Remote, epoch: int, base_seed: int, *, epoch_told: int | None, saved: Any) -> int:
+        """Have the processes begin a pass, whose batches come to ``remote``; return its number."""
+        of = next(self._numbers)
+        self._remotes[of] = remote
+        self._entered.add(of)
+        news, self._epoch_told = None if epoch_told == self._epoch_told else epoch_told, epoch_told
+        for member in self.members:
+            member.send(Begin(of, epoch, base_seed, news, saved))
+        return of
+
+    def new_span(self, number: int, num_samples: int) -> Span:
+        """Return where batch ``number`` of a pass has its marks; see :meth:`marks_of`."""
+        return self.members[number % len(self.members)].marks.new_span(num_samples)
+
+    def load(self, of: int, number: int, indices: list[Any], span: Span) -> None:
+        """Have batch ``number`` of a pass loaded. In the consumer's thread."""
+        inner, which = divmod(number, len(self.members))
+        member = self.members[which]
+        member.send(Load(of, inner, indices, span, member.notes()))
+
+    def marks_of(self, number: int, span: Span) -> Sequence[int]:
+        """Return how far each sample of batch ``number`` is: 0 if not begun or done, more for each stage."""
+        return self.members[number % len(self.members)].marks.of(span)
+
+    def note_taken(self, of: int, number: int) -> None:
+        """Note that the consumer has a batch."""
+        inner, which = divmod(number, len(self.members))
+        self.members[which].taken.append((of, inner))
+
+    def flush(self) -> None:
+        """Have the processes told what they have not been told. In the consumer's thread."""
+        self._ring.take_in()
+        for member in self.members:
+            if member.taken or len(member.freed) > 1:
+                notes = member.notes()
+                if notes is not None:
+                    member.send(notes)
+
+    def attend(self) -> None:
+        """Have what has come, and comes next, taken in: a consumer waits. Any thread; never waits."""
+        self._bell.ring()
+
+    def release(self, slot: Slot) -> None:
+        """Let a slot go that nobody wants."""
+        self._ring.release(slot)
+
+    def leave(self, of: int) -> None:
+        """Have the processes give a pass up. Any thread."""
+        self._remotes.pop(of, None)
+        if of not in self._entered or self._closed or self._pid != os.getpid():
+            return
+        self._entered.discard(of)
+        for member in self.members:
+            member.send(End(of))
+
+    # What a crew has, for runs, passes and the runtime.
+
+    def attach(self, run: Waited) -> None:
+        """Have ``run`` told when processes die or the gang is closed, or at once if that is so."""
+        self._runs[run] = None
+        if self.crashed:
+            error, self._untold = self._untold, None
+            run.break_(error or EngineError("An engine process failed."))
+        elif self._closed:
+            run.close()
+
+    def begin(self) -> None:
+        """Do nothing: each process sees to its first reads."""
+
+    def widen_if_stuck(self) -> None:
+        """Let every thread work where jobs wait and none gets done."""
+        for member in self.members:
+            member.send(Widen())
+
+    def close(self) -> None:
+        """End the processes, and close all runs. Any thread, any time; never waits."""
+        if self._given_up or self._pid != os.getpid():
+            return
+        self.stop()
+        for run in self._living_runs():
+            run.close()
+
+    def stop(self) -> None:
+        """End the processes. Whoever waits for a batch goes on waiting."""
+        if self._pid != os.getpid():
+            return
+        self._closed = True
+        self.portal.close()
+        for member in self.members:
+            member.channel.shut()
+        self._bell.ring()
+        self._loop.release(self._loop_crashed)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until all processes have ended, at most ``timeout_s``."""
+        if self._given_up or self._pid != os.getpid():
+            return
+        deadline = time.monotonic() + timeout_s
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        self._loop.join(deadline)
+
+    def stop_at_exit(self) -> None:
+        """As :meth:`stop`, for good."""
+        self.stop()
+
+    def end_at_exit(self, deadline: float) -> None:
+        """Wait for the processes until ``deadline`` (monotonic), and never again."""
+        self.join(max(0.0, deadline - time.monotonic()))
+        self._given_up = True
+        self._loop.give_up()
+
+    def _living_runs(self) -> list[Waited]:
+        # keyrefs() takes a copy in one step: another thread may attach a run at any time.
+        return [run for ref in self._runs.keyrefs() if (run := ref()) is not None]
+
+    def _loop_crashed(self, exc: BaseException) -> None:
+        self._crash(exc)
+
+    def _crash(self, exc: BaseException) -> None:
+        """Have all runs raise ``exc``, behind what has been handed over, and end what is left."""
+        if self.crashed or self._closed:
+            return
+        self._untold, self.crashed = exc, True
+        if not self._loop.call(self._tell, exc):  # after what the loop has to take to the device
+            self._tell(exc)
+        self.stop()
+
+    def _tell(self, exc: BaseException) -> None:
+        runs = self._living_runs()
+        # Not kept when it has been told: its traceback comes to refer to the iterator that raises it.
+        self._untold = None if runs else exc
+        for run in runs:
+            run.break_(exc)
+
+    def _press(self) -> None:
+        """Take in all that comes from now on: a socket is full, and others that should load wait for that."""
+        self._is_pressed = True
+        self._bell.ring()
+
+    # The gang's thread.
+
+    def _serve(self) -> None:
+        try:
+            if self._unstarted is not None:
+                self._start(*self._unstarted)
+            self._listen()
+        except AioloadError as exc:
+            self._crash(exc)
+        except BaseException as exc:
+            error = EngineError(f"What came from an engine process could not be taken in: {exc!r}.")
+            error.__cause__ = exc
+            self._crash(error)
+        finally:
+            self.stop()
+            self._reap()
+
+    def _start(self, parcel: Parcel, context: BaseContext) -> None:
+        for member in self.members:
+            if not self._closed:
+                member.start(parcel, context)
+
+    def _listen(self) -> None:
+        quiet, attentive = select.poll(), select.poll()
+        sentinels = {member.process.sentinel: member for member in self.members if member.process is not None}
+        for poll in (quiet, attentive):
+            for file in (self._bell.fileno(), *sentinels):
+                poll.register(file, select.POLLIN)
+        for member in self.members:
+            attentive.register(member.channel.fileno(), select.POLLIN)
+        while not self._closed:
+            files = [file for file, _ in (attentive if self._is_attended() else quiet).poll()]
+            self._bell.answer()  # before looking whether anybody waits
+            self._take_all([sentinels[file] for file in files if file in sentinels])
+
+    def _is_attended(self) -> bool:
+        """Whether what comes is taken in at once."""
+        if self._is_pressed or not all(member.has_begun for member in self.members):
+            return True
+        return any(run.is_waited_for for run in self._living_runs())
+
+    def _take_all(self, dead: list[Member]) -> None:
+        """Take in what there is. What a process sent before it died counts."""
+        received = []
+        for member in self.members:
+            with contextlib.suppress(BlockingIOError):
+                while (message := member.channel.receive(wait=False)) is not None:
+                    received.append((member, *message))
+                    self._is_pressed |= len(message[0]) > PART_BYTES
+                dead.append(member)
+        # Only now: whoever is woken up by the first goes on beside what is left to do.
+        for each in received:
+            self._take(*each)
+        for member in dead:
+            if not self._closed:
+                self._crash(self._death_of(member))
+
+    def _take(self, member: Member, packed: bytes, file: int | None) -> None:
+        message = pickle.loads(packed)
+        if isinstance(message, Broken):
+            self._crash(abroad.unpack_error(message.error))
+            return
+        if isinstance(message, Begun):
+            member.has_begun = True
+            if all(each.has_begun for each in self.members):
+                self.portal.open()
+            return
+        assert isinstance(message, Done)
+        self._count(member, message)
+        made, slot, layout = message.made, None, None
+        if isinstance(made, InRows | InPieces) and made.segment is not None:
+            slot = member.slot(made.segment, file, self._ring)
+        if isinstance(made, InRows):
+            layout = self._layout_of(made.layout)
+        remote = self._remotes.get(message.of)
+        if remote is not None:
+            remote.arrive(member.number, message, slot, layout)
+        elif slot is not None:
+            self._ring.release(slot)
+
+    def _count(self, member: Member, done: Done) -> None:
+        for segment in done.dropped:
+            member.slots.pop(segment, None)
+        totals = done.totals
+        if totals is None:
+            return
+        for name, value in zip(Tally.__slots__, totals.sums, strict=True):
+            setattr(member.tally, name, value)
+        member.reads_limit, member.decode_limit = totals.reads_limit, totals.decode_limit
+        member.num_bytes, member.peak_bytes = totals.num_bytes, totals.peak_bytes
+        if self.regulator is not None:
+            self.regulator.limits[member.number] = totals.reads_limit
+
+    def _layout_of(self, pickled: bytes) -> Layout:
+        layout = self._layouts.get(pickled)
+        if layout is None:
+            layout = self._layouts[pickled] = pickle.loads(pickled)
+            if len(self._layouts) > _MOST_LAYOUTS:
+                self._layouts.popitem(last=False)
+        return layout
+
+    def _death_of(self, member: Member) -> ProcessDiedError:
+        member.process.join(_END_S)
+        code = member.process.exitcode
+        how = f"Engine process {member.number} (pid {member.pid}) {how_it_ended(code)}"
+        if code == 1 and not member.has_begun:
+            return ProcessDiedError(f"{how} as it began. {SCRIPT_HINT}")
+        remotes = list(self._remotes.values())
+        samples = [sample for remote in remotes for sample in remote.under_way(member.number)]
+        waiting = [batch for remote in remotes if (batch := remote.waiting_for(member.number)) is not None]
+        if samples:
+            names = [batch.describe(position) for batch, position in samples[:_MOST_NAMES]]
+            more = f" and {len(samples) - _MOST_NAMES} more" if len(samples) > _MOST_NAMES else ""
+            error = ProcessDiedError(f"{how}. It was loading {', '.join(names)}{more}.")
+            annotate(error, ErrorContext([batch.indices[position] for batch, position in samples], None, "process"))
+        elif waiting:
+            error = ProcessDiedError(f"{how}. It had still to hand over the batch of the indices noted below.")
+            annotate(error, ErrorContext(list(waiting[0].indices), None, "process"))
+        else:
+            error = ProcessDiedError(f"{how}.")
+        return error
+
+    def _reap(self) -> None:
+        """See all processes end, and kill those that do not."""
+        deadline = time.monotonic() + _END_S
+        for member in self.members:
+            member.end(deadline)
+            self._ledger.close(member.tally)
+        self._bell.close()

@@ -1,0 +1,214 @@
+"""Member: one engine process, as the loader has it: how it is started, what is shared with it, and how it ended."""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from aioload.engine import child, template
+from aioload.engine.channel import new_channel
+from aioload.engine.child import Part
+from aioload.engine.marks import Marks
+from aioload.engine.messages import Contents, Hello, Notes
+from aioload.engine.parcel import Parcel
+from aioload.engine.segments import map_file
+from aioload.errors import ArgumentError, ProcessDiedError
+from aioload.ring import Ring, Slot
+from aioload.stats import Tally
+
+_PRELOAD = "aioload.engine.template"
+
+
+SCRIPT_HINT = (
+    "It has written why to stderr. If it ran the script again, have that do what it does under "
+    "if __name__ == '__main__':, as processes that are not forked need it."
+)
+
+_started: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
+
+
+class Member:
+    """One process, to be started, and this side of what it shares with us.
+
+    Args:
+        part: What it is to do.
+        tally: What it has done.
+        on_full: See :class:`~aioload.engine.channel.Channel`.
+    """
+
+    def __init__(self, part: Part, tally: Tally, on_full: Callable[[], None]) -> None:
+        self.number, self.tally = part.process, tally
+        self.process: Any = None
+        self.slots: dict[int, Slot] = {}
+        self.freed: deque[int] = deque()  # appended to by whoever lets the last view go
+        self.taken: deque[tuple[int, int]] = deque()
+        self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
+        self.has_begun = False
+        self.marks = Marks()
+        self._part = part
+        self.channel, end = new_channel()
+        self.channel.on_full = on_full
+        life, keep = multiprocessing.Pipe(duplex=False)
+        self.channel.keep(keep)
+        self._ends = end, life
+
+    def __repr__(self) -> str:
+        return f"<Member {self.number} pid={self.pid}>"
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number among the system's, ``None`` if it has not been started."""
+        return None if self.process is None else self.process.pid
+
+    def greet(self, parcel: Parcel) -> None:
+        """Send it what it has to have first. It may be started before or after that."""
+        if parcel.file is not None:
+            self.send(Contents(), parcel.file)
+        self.send(Hello(), self.marks.file)
+        self.marks.close()
+
+    def start(self, parcel: Parcel, context: BaseContext) -> None:
+        """Start the process.
+
+        Args:
+            parcel: What it is given.
+            context: How it is started.
+
+        Raises:
+            TransferError: Something cannot be pickled.
+            ProcessDiedError: It ended before it was given anything.
+        """
+        end, life = self._ends
+        process = context.Process(  # type: ignore[attr-defined]
+            target=child.main, args=(parcel, end, life, self._part), name=f"aioload-{self.number}", daemon=True
+        )
+        try:
+            with end, life, _interrupts_later(context):
+                process.start()
+        except BrokenPipeError as exc:
+            message = f"Engine process {self.number} ended as it began. {SCRIPT_HINT}"
+            raise ProcessDiedError(message) from exc
+        self.process = process
+        _started.add(process)
+
+    def end(self, deadline: float) -> None:
+        """See the process end, and kill it at ``deadline`` (monotonic); nobody may use this any more."""
+        if self.process is not None:
+            self.process.join(max(0.0, deadline - time.monotonic()))
+            if self.process.exitcode is None:
+                self.process.kill()
+                self.process.join()
+            with contextlib.suppress(ValueError):
+                self.process.close()
+        for end in (*self._ends, self.marks, self.channel):
+            end.close()
+
+    def notes(self) -> Notes | None:
+        """Return what it has not been told, once."""
+        if not self.freed and not self.taken:
+            return None
+        return Notes(_all_of(self.freed), _all_of(self.taken))
+
+    def send(self, message: Any, file: int | None = None) -> None:
+        """Send it a message; if it has died, that is found out elsewhere."""
+        self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), file)
+
+    def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
+        """Return the slot over one of its segments, which has just been filled."""
+        if file is not None:
+            self.slots[segment] = ring.adopt(map_file(file), functools.partial(_note_freed, self.freed, segment))
+        slot = self.slots[segment]
+        slot.arrive()
+        return slot
+
+
+def new_context(context: Any) -> BaseContext:
+    """Return how engine processes are started: as ``multiprocessing_context`` says, or by a server that forks them.
+
+    The server is a process that has done nothing but import, so that each further one takes milliseconds.
+    """
+    if context is not None and context.get_start_method() != "forkserver":
+        return context  # type: ignore[no-any-return]
+    chosen = multiprocessing.get_context("forkserver")
+    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
+        chosen.set_forkserver_preload(["__main__", _PRELOAD])
+    try:
+        with template.telling_main():
+            forkserver.ensure_running()
+    except OSError:  # its socket needs a folder for temporary files, and there is none
+        return multiprocessing.get_context("spawn")
+    return chosen
+
+
+def start_server(context: Any) -> None:
+    """Have the server that forks processes begin to import things, which takes seconds. Never waits."""
+    is_server = context is None or context.get_start_method() == "forkserver"
+    if is_server and not multiprocessing.current_process().daemon:
+        with contextlib.suppress(RuntimeError):  # the main module is being imported: who wants processes is told
+            new_context(None)
+
+
+def check_may_start() -> None:
+    """Raise :class:`~aioload.errors.ArgumentError` in a process that may not start others."""
+    if multiprocessing.current_process().daemon:
+        message = (
+            "processes= needs processes of its own, and this one is daemonic (a worker of torch's loader or of a pool, "
+            "say), which may not start any. Leave processes out here."
+        )
+        raise ArgumentError(message)
+
+
+@contextlib.contextmanager
+def _interrupts_later(context: BaseContext) -> Iterator[None]:
+    """Have a process that is started here begin with SIGINT blocked, until it ignores it."""
+    if context.get_start_method() == "forkserver":
+        forkserver.ensure_running()  # not with SIGINT blocked: others' processes come from it too
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def how_it_ended(code: int | None) -> str:
+    """Return what became of a process, for a message, by its exit code."""
+    if code is None:
+        return "has closed its connection"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "a signal"
+    return f"was killed by signal {-code} ({name})"
+
+
+def _all_of(queue: "deque[Any]") -> list[Any]:
+    items = []
+    while True:
+        try:
+            items.append(queue.popleft())
+        except IndexError:
+            return items
+
+
+def _disown() -> None:
+    """Have a fork of this process leave its engine processes alone when it ends; multiprocessing would end them."""
+    multiprocessing.process._children.difference_update(_started)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+def _note_freed(freed: "deque[int]", segment: int, _: Slot) -> None:
+    freed.append(segment)

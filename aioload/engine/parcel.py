@@ -1,0 +1,186 @@
+"""Parcel: what an engine process is given when it begins: dataset and settings."""
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import reduction
+from multiprocessing.context import set_spawning_popen
+from typing import Any
+
+import numpy as np
+import torch
+
+from aioload.engine.segments import map_file, new_file
+from aioload.errors import TransferError, text_of
+
+_MOST_DEPTH = 6
+
+
+class Parcel:
+    """Things by name that travel to processes: pickled once for all, in a file that is passed on behind their start.
+
+    What can only be pickled in the course of the start of a process, and goes there another way, has the parcel
+    pickled anew with each; so it is also where nothing needs to be pickled, as the process is a fork.
+
+    Args:
+        contents: The things.
+        is_for_forks: Whether all processes are forks of this one.
+
+    Raises:
+        TransferError: Something cannot be pickled; the message says which part of what.
+    """
+
+    def __init__(self, contents: dict[str, Any], *, is_for_forks: bool) -> None:
+        self.contents = contents
+        self.error: BaseException | None = None
+        """In the process that got it: why the contents could not be unpacked."""
+        self.file: int | None = None
+        """Where they are, until :meth:`close`."""
+        if not is_for_forks:
+            with contextlib.suppress(_OnlyWithProcessError):
+                self.file = _written(_pickled_for_all(contents))
+
+    def wrapping(self) -> "Parcel":
+        """Return what a process is started with, whatever the contents are sent by."""
+        return self if self.file is None else Parcel({}, is_for_forks=True)
+
+    def close(self) -> None:
+        """Close the file: it has been given to all."""
+        file, self.file = self.file, None
+        if file is not None:
+            os.close(file)
+
+    def __reduce__(self) -> Any:
+        """Pickle, in the course of the start of a process.
+
+        Raises:
+            TransferError: Something cannot be pickled; the message says which part of what.
+        """
+        if not self.contents:
+            return _unpack, (None,)
+        return _unpack, (_pickled_or_error(self.contents),)
+
+    def unpack(self, file: int) -> None:
+        """Fill it with the contents of a file, which is closed. In the process that got it."""
+        try:
+            self.contents = pickle.loads(map_file(file).numpy().data)
+        except BaseException as exc:
+            self.error = exc
+
+
+class _OnlyWithProcessError(Exception):
+    pass
+
+
+class _Nobody:
+    """In place of a process that is started, for what is passed to any: names may be, and open files may not."""
+
+    def DupFd(self, _: int) -> Any:
+        raise _OnlyWithProcessError
+
+    duplicate_for_child = DupFd
+
+
+def _pickled_for_all(contents: dict[str, Any]) -> bytes:
+    set_spawning_popen(_Nobody())  # type: ignore[arg-type]
+    try:
+        return _pickled_or_error(contents)
+    finally:
+        set_spawning_popen(None)
+
+
+def _pickled_or_error(contents: dict[str, Any]) -> bytes:
+    try:
+        return _pickled(contents)
+    except _OnlyWithProcessError:
+        raise
+    except Exception as exc:
+        name, part, inner = unpicklable_part(contents, exc)
+        message = (
+            f"{name} cannot be given to an engine process, since it cannot be pickled: {text_of(inner)}. Leave "
+            f"{type(part).__name__} objects out of what is pickled (by a __getstate__ of its owner) and make them "
+            "where they are used first; define functions and classes at the top level of a module; or leave out "
+            "processes=, which needs nothing pickled."
+        )
+        raise TransferError(message) from exc
+
+
+def _written(pickled: bytes) -> int:
+    file = new_file(len(pickled))
+    map_file(os.dup(file)).numpy()[:] = np.frombuffer(pickled, np.uint8)
+    return file
+
+
+def _pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(reduction.ForkingPickler):
+    """Knows what is registered with multiprocessing (locks, pipes, shared values), save for torch's tensors.
+
+    torch would move these into shared memory, a file each, which is a limit for lists of many and needs ``/dev/shm``.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.storage.TypedStorage):
+            is_private = not obj._untyped_storage.is_shared()  # noqa: SLF001  # its own is_shared() warns
+        else:
+            is_private = isinstance(obj, torch.Tensor | torch.UntypedStorage) and not obj.is_shared()
+        return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if is_private else NotImplemented
+
+
+def _unpack(pickled: bytes | None) -> Parcel:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on, which may take long: Ctrl-C is for the consumer
+    parcel = Parcel({}, is_for_forks=True)
+    if pickled is not None:
+        try:
+            parcel.contents = pickle.loads(pickled)
+        except BaseException as exc:
+            parcel.error = exc
+    return parcel
+
+
+def unpicklable_part(contents: Mapping[str, Any], exc: Exception) -> tuple[str, Any, Exception]:
+    """Return the path to the innermost part that cannot be pickled, that part, and what pickling it alone raises."""
+    for name, value in contents.items():
+        inner = _error_of(value)
+        if inner is not None:
+            return _search(name, value, inner, _MOST_DEPTH)
+    return " and ".join(contents), contents, exc
+
+
+def _search(path: str, value: Any, exc: Exception, depth: int) -> tuple[str, Any, Exception]:
+    if depth:
+        for suffix, part in _parts_of(value):
+            inner = _error_of(part)
+            if inner is not None:
+                return _search(path + suffix, part, inner, depth - 1)
+    return path, value, exc
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield f"[{key!r}]", item
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for number, item in enumerate(value):
+            yield f"[{number}]", item
+    state = getattr(value, "__dict__", None)
+    if isinstance(state, Mapping):
+        for name, item in state.items():
+            yield f".{name}", item
+
+
+def _error_of(value: Any) -> Exception | None:
+    try:
+        _pickled(value)
+    except Exception as exc:
+        return exc
+    return None

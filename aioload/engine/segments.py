@@ -1,0 +1,125 @@
+"""Segments: memory that two processes see, without a name, so that nothing is left of it when both are gone.
+
+It is an anonymous file (``memfd_create``), which neither needs ``/dev/shm`` nor counts against its size, or else a
+temporary file that is deleted at once.
+"""
+
+import ctypes
+import functools
+import itertools
+import mmap
+import os
+import tempfile
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class Segments:
+    """The memory of the slots of a process that fills them for another one. Any thread may call any method.
+
+    Attributes:
+        dropped: The numbers of segments that are gone here, for the other process to let go.
+    """
+
+    def __init__(self) -> None:
+        self.dropped: deque[int] = deque()
+        self._numbers = itertools.count()
+        self._by_address: dict[int, int] = {}
+        self._files: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Segments {sorted(self._by_address.values())}>"
+
+    def new_memory(self, num_bytes: int) -> torch.Tensor:
+        """Return a new segment, as the memory of a slot.
+
+        Raises:
+            OSError: There is no room.
+        """
+        file = new_file(num_bytes)
+        try:
+            mapping = _mapped(file, num_bytes)
+        except BaseException:
+            os.close(file)
+            raise
+        memory = torch.frombuffer(mapping, dtype=torch.uint8)
+        address, number = memory.data_ptr(), next(self._numbers)
+        self._by_address[address], self._files[number] = number, file
+        weakref.finalize(mapping, self._gone, address, number).atexit = False
+        return memory
+
+    def number_of(self, memory: torch.Tensor) -> int:
+        """Return the number of the segment that is a slot's memory."""
+        return self._by_address[memory.data_ptr()]
+
+    def take_file(self, number: int) -> int | None:
+        """Return the file of a segment, which is the caller's, the first time that it is asked for."""
+        return self._files.pop(number, None)
+
+    def _gone(self, address: int, number: int) -> None:
+        if self._by_address.get(address) == number:
+            del self._by_address[address]
+        file = self._files.pop(number, None)
+        if file is not None:
+            os.close(file)
+        else:
+            self.dropped.append(number)
+
+
+def map_file(file: int) -> torch.Tensor:
+    """Return the memory that is another process's segment, by its file, which is closed."""
+    try:
+        return torch.frombuffer(_mapped(file, os.fstat(file).st_size), dtype=torch.uint8)
+    finally:
+        os.close(file)
+
+
+def _mapped(file: int, num_bytes: int) -> Any:
+    """Return memory as a buffer, which is there as long as the buffer or anything made from it.
+
+    A ``mmap.mmap`` would keep the file open as well (before Python 3.13), and a consumer may hold as many batches as
+    it likes, which are more than the files that it may have open.
+    """
+    library = _library()
+    address = library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{num_bytes} bytes of shared memory could not be mapped: {os.strerror(code)}")
+    mapping = (ctypes.c_uint8 * num_bytes).from_address(address)
+    weakref.finalize(mapping, library.munmap, address, num_bytes).atexit = False
+    return mapping
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    size, number = ctypes.c_size_t, ctypes.c_int
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_long]
+    library.munmap.argtypes = [ctypes.c_void_p, size]
+    return library
+
+
+def new_file(num_bytes: int) -> int:
+    """Return a file without a name, to be mapped by several processes.
+
+    Raises:
+        OSError: There is no room.
+    """
+    try:
+        file = os.memfd_create("aioload", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):  # another system, or a sandbox that knows no such call
+        with tempfile.TemporaryFile(prefix="aioload-") as temporary:
+            file = os.dup(temporary.fileno())
+    try:
+        # All of it now: where there is too little, that is an error here, and no SIGBUS when a row is written.
+        os.posix_fallocate(file, 0, num_bytes)
+    except BaseException:
+        os.close(file)
+        raise
+    return file

@@ -1,0 +1,253 @@
+"""Abroad: datasets for engine processes, which must be found there by name."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from aioload import FileDataset, get_worker_info, sample_rng
+
+
+class Point(NamedTuple):
+    image: Any
+    label: int
+    name: str
+
+
+class FieldsError(Exception):
+    """An exception that cannot be made of its arguments, with a field."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"code {code} at {where}")
+        self.code, self.where, self.lock = code, where, threading.Lock()
+
+
+class Points:
+    """Samples with everything in them that a layout has; some raise."""
+
+    def __init__(self, size: int, *, bad: tuple[int, ...] = ()) -> None:
+        self.size, self.bad = size, bad
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Point:
+        if index in self.bad:
+            raise FieldsError(index, where="here")
+        return Point(np.full((2, 3), index, np.float32), index, f"sample {index}")
+
+
+class Drawing:
+    """Samples that are drawn at random, and tell who drew them."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        info = get_worker_info()
+        numbers = (-1, -1) if info is None else (info.id, -1 if info.process is None else info.process)
+        return {"drawn": sample_rng().random(3), "pid": os.getpid(), "worker": numbers}
+
+
+class Asynchronous:
+    """Samples that are awaited."""
+
+    def __len__(self) -> int:
+        return 20
+
+    async def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3,), index)
+
+
+class Deadly:
+    """Samples of which one ends the process."""
+
+    def __init__(self, deadly: int, way: str) -> None:
+        self.deadly, self.way = deadly, way
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.deadly:
+            die(self.way)
+        return index
+
+
+def die(way: str) -> None:
+    if way == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif way == "segfault":
+        ctypes.string_at(0)
+    else:
+        os._exit(3)
+
+
+def deadly_decode(data: bytes, index: int) -> int:
+    if index == 9:
+        die("killed")
+    return index
+
+
+def decode_numbers(data: bytes, index: int) -> tuple[Any, int]:
+    return np.frombuffer(data, np.uint8).copy(), index
+
+
+def files_in(folder: Path, count: int, decode: Any = decode_numbers, *, missing: int | None = None) -> FileDataset[Any]:
+    """Return a dataset of small files, of which one may not be there."""
+    paths = [folder / f"{number}.bin" for number in range(count)]
+    for number, path in enumerate(paths):
+        if number != missing:
+            path.write_bytes(bytes([number, number + 1, number + 2]))
+    return FileDataset([str(path) for path in paths], decode)
+
+
+def ragged(samples: list[Any]) -> dict[str, Any]:
+    """Return a batch that no layout has: a collate_fn."""
+    images = [torch.arange(sample.label) for sample in samples]
+    turned = torch.arange(6.0).view(2, 3).t()
+    return {"images": images, "turned": turned, "arrays": np.arange(3), "names": [sample.name for sample in samples]}
+
+
+def unsendable(samples: list[Any]) -> Any:
+    return lambda: samples
+
+
+class Epochs:
+    """Samples that are the epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> int:
+        return self.epoch
+
+
+def instead(exc: Exception) -> Point:
+    """Return a sample in place of one that failed."""
+    return Point(np.zeros((2, 3), np.float32), -1, str(exc))
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Twenty-two numbers, of which each worker yields a part."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 22, info.num_workers))
+
+
+_here = threading.local()
+
+
+def note_worker(number: int) -> None:
+    _here.number = number
+
+
+def refuse(number: int) -> None:
+    if number == 1:
+        raise FieldsError(number, where="beginning")
+
+
+class Seeded:
+    """Samples that are the number that ``note_worker`` was given in their thread."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> int:
+        return int(_here.number)
+
+
+class Many:
+    """Samples that are loaded a batch at a time."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return -index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [-index for index in indices]
+
+
+class Stuck:
+    """Samples of which one never comes."""
+
+    def __init__(self, stuck: int) -> None:
+        self.stuck = stuck
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.stuck:
+            threading.Event().wait()
+        return index
+
+
+class Unwelcome(Points):
+    """A dataset that cannot be unpickled."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise FieldsError(3, where="unpickling")
+
+
+class Shared:
+    """Samples that count in a shared value how many there were."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self.count = context.Value("i", 0)
+        self.lock = context.Lock()
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> int:
+        with self.lock, self.count.get_lock():
+            self.count.value += 1
+        return index
+
+
+class Large:
+    """Samples of a megabyte."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 20,), index, dtype=torch.uint8)
+
+
+class Hog:
+    """Samples of which one keeps the interpreter for hours, as C code may."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            return sum(range(10**13))
+        return index

@@ -1,0 +1,99 @@
+"""Channels and segments, which carry what engine processes and their loader have to say and to show."""
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from aioload.engine.channel import Channel, new_channel
+from aioload.engine.segments import Segments, map_file
+
+
+@pytest.fixture
+def ends() -> "Iterator[tuple[Channel, Channel]]":
+    ours, theirs = new_channel()
+    other = Channel(theirs)
+    yield ours, other
+    ours.close()
+    other.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, (48 << 10) - 1, 48 << 10, (48 << 10) + 1, 1_000_000])
+def test_messages_arrive_whole(ends: tuple[Channel, Channel], size: int) -> None:
+    one, other = ends
+    messages = [os.urandom(size) for _ in range(3)]
+    sender = threading.Thread(target=lambda: [one.send(message) for message in messages])
+    sender.start()
+    assert [other.receive() for _ in messages] == [(message, None) for message in messages]
+    sender.join()
+
+
+def test_messages_of_several_threads_are_not_mixed_up(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    messages = [bytes([number]) * 300_000 for number in range(4)]
+    senders = [threading.Thread(target=one.send, args=(message,)) for message in messages]
+    for sender in senders:
+        sender.start()
+    got = [other.receive() for _ in senders]
+    for sender in senders:
+        sender.join()
+    assert sorted(each for each in got if each is not None) == [(message, None) for message in messages]
+
+
+def test_the_end_comes_behind_what_was_sent(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    assert one.send(b"last")
+    one.shut()
+    assert other.receive() == (b"last", None)
+    assert other.receive() is None
+    assert not other.send(b"nobody is there")
+    assert one.receive() is None
+
+
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_both_sides_see_a_segment(
+    ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, has_memfd: bool
+) -> None:
+    if not has_memfd:
+        monkeypatch.delattr(os, "memfd_create")
+    one, other = ends
+    segments = Segments()
+    memory = segments.new_memory(100_000)
+    number = segments.number_of(memory)
+    file = segments.take_file(number)
+    assert file is not None
+    assert segments.take_file(number) is None
+    one.send(b"here it is", file)
+    os.close(file)
+    received = other.receive()
+    assert received is not None
+    assert received[0] == b"here it is"
+    assert received[1] is not None
+    num_files = len(list(Path("/proc/self/fd").iterdir()))
+    seen = map_file(received[1])
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_files - 1
+    memory[99_999] = 7
+    assert int(seen[99_999]) == 7
+    seen[0] = 8
+    part = memory[:10].numpy()
+    del memory
+    gc.collect()
+    assert not segments.dropped
+    assert part[0] == 8
+    del part
+    gc.collect()
+    assert list(segments.dropped) == [number]
+    assert torch.count_nonzero(seen) == 2
+
+
+def test_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        Segments().new_memory(4096)
