@@ -9,7 +9,7 @@ import torch
 
 from aioload.layout import ALIGNMENT
 from aioload.ring import Ring, Slot
-from aioload.structure import map_tensors
+from aioload.structure import is_plain, map_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Bundle:
         """
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            if not _is_plain(tensor) or tensor.untyped_storage().data_ptr() != self.storage:
+            if not is_plain(tensor) or tensor.untyped_storage().data_ptr() != self.storage:
                 return other(tensor)
             return _like(tensor, arena, tensor.data_ptr() - self.start)
 
@@ -60,7 +60,7 @@ def bundle(value: Any, ring: Ring) -> tuple[Bundle, Slot] | None:
     found: dict[int, torch.Tensor] = {}
 
     def find(tensor: torch.Tensor) -> torch.Tensor:
-        if _is_plain(tensor) and tensor.nbytes > 0 and not tensor.is_pinned():
+        if is_plain(tensor) and tensor.nbytes > 0 and not tensor.is_pinned():
             found[id(tensor)] = tensor
         return tensor
 
@@ -85,15 +85,6 @@ def bundle(value: Any, ring: Ring) -> tuple[Bundle, Slot] | None:
         raise
     slot.seal()
     return Bundle(bundled, memory.untyped_storage().data_ptr(), memory.data_ptr(), end), slot
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-    )
 
 
 def _like(tensor: torch.Tensor, memory: torch.Tensor, offset: int) -> torch.Tensor:

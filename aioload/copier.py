@@ -7,7 +7,6 @@ allocator is told of the consumer's stream.
 For a device without streams there is nothing to be done ahead: :meth:`Copier.receive` moves the batch.
 """
 
-import contextlib
 import functools
 import gc
 import types
@@ -27,7 +26,6 @@ from aioload.structure import map_tensors
 
 MOST_BEHIND = 4
 """Batches by which the device may be behind the consumer."""
-
 
 _MOST_LOOKED_AT = 1000
 """Objects that are looked at to find tensors where they are not expected."""
@@ -187,8 +185,11 @@ class Copier:
         """Wait while the caller's copies are so far behind that slots would become ever more."""
         self._moving.append(event)
         while len(self._moving) > MOST_BEHIND:
-            with contextlib.suppress(IndexError):  # another consumer was faster
-                self._moving.popleft().synchronize()
+            try:
+                oldest = self._moving.popleft()
+            except IndexError:  # another consumer was faster
+                return
+            oldest.synchronize()
 
     def _move_itself(self, value: Any) -> Any:
         return value.to(self._backend.device)

@@ -121,7 +121,8 @@ class Ring:
 
     Args:
         new_memory: Gives slots their memory, page-locked, which device copies need to run beside the host; ``None``
-            for any. If it raises, any will do, and one warning says so.
+            for any. If it raises, any will do, and one warning says so ...
+        falls_back: ... unless this is ``False``: then it is raised.
         reuse: Whether a slot that was lent comes back. Without it every batch has memory of its own from torch's
             allocator, and gives it back there: that alone knows of the copies that the consumer has issued from it, on
             whatever streams, and gives it out again when they are done.
@@ -135,13 +136,14 @@ class Ring:
         self,
         *,
         new_memory: NewMemory | None = None,
+        falls_back: bool = True,
         reuse: bool = True,
         max_free: int = 8,
         warn_held: int = 64,
         warn_held_bytes: int = 64 << 20,
         poison: int | None = None,
     ) -> None:
-        self.new_memory, self.reuse = new_memory, reuse
+        self.new_memory, self.reuse, self._falls_back = new_memory, reuse, falls_back
         self.max_free, self.poison = max_free, poison
         self.warn_held, self.warn_held_bytes = warn_held, warn_held_bytes
         self.max_held_seen = 0
@@ -173,7 +175,11 @@ class Ring:
         return len(self._copying)
 
     def acquire(self, num_bytes: int) -> Slot:
-        """Return a slot of at least ``num_bytes``, FREE -> FILLING; the caller owns it. Never waits."""
+        """Return a slot of at least ``num_bytes``, FREE -> FILLING; the caller owns it. Never waits.
+
+        Raises:
+            Exception: There is no memory for it.
+        """
         with self._lock:
             self._take_in()
             most = max(_SMALL_BYTES, _TIMES_TOO_LARGE * num_bytes)
@@ -292,7 +298,7 @@ class Ring:
         try:
             return Slot(num_bytes, self.new_memory)
         except Exception as exc:  # torch has several for this
-            if self.new_memory is None:
+            if self.new_memory is None or not self._falls_back:
                 raise
             self._refusal = repr(exc)
         return Slot(num_bytes, None)

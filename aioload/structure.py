@@ -211,6 +211,17 @@ def map_tensors(
     return value if other is None else other(value)
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is the host's, of torch's own class, and the bytes of its items are all there is to it."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+        and not getattr(tensor, "__dict__", None)
+    )
+
+
 def _with_items(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if not isinstance(original, Counter):
         return with_items(original, items)

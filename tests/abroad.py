@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -159,6 +160,15 @@ _here = threading.local()
 
 def note_worker(number: int) -> None:
     _here.number = number
+
+
+def little_memory(_: int) -> None:
+    """Let no file of this process, shared memory among them, grow beyond 64 KB."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def stacked(samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"x": torch.stack(samples)}
 
 
 def refuse(number: int) -> None:

@@ -33,9 +33,11 @@ from abroad import (
     deadly_decode,
     files_in,
     instead,
+    little_memory,
     note_worker,
     ragged,
     refuse,
+    stacked,
     unsendable,
 )
 from conftest import join_all, loader_threads
@@ -252,14 +254,32 @@ def test_what_cannot_be_pickled_is_named() -> None:
     dataset.handles = {"lock": [threading.Lock()]}  # type: ignore[attr-defined]
     with loader_of(dataset) as loader, pytest.raises(TransferError, match=r"dataset\.handles\['lock'\]\[0\] cannot"):
         iter(loader)
+    loader = loader_of(Points(8), collate_fn=lambda samples: samples)
+    with loader, pytest.raises(TransferError, match=r"^collate_fn cannot be given"):
+        iter(loader)
     with loader_of(Points(8), collate_fn=unsendable) as loader:
         first, second = outcomes(iter(loader))
     assert isinstance(first, TransferError)
     assert isinstance(second, TransferError)
 
 
+@pytest.mark.parametrize("collate_fn", [None, stacked])
+def test_where_there_is_no_memory_to_share_each_batch_says_so(collate_fn: Any) -> None:
+    with loader_of(
+        Large(), 2, processes=1, num_workers=1, worker_init_fn=little_memory, collate_fn=collate_fn
+    ) as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            with pytest.raises(OSError, match="File too large") as caught:
+                next(batches)
+            context = error_context(caught.value)
+            assert context is not None
+            assert context.stage == "collate"
+
+
 def test_what_cannot_be_unpacked_is_an_error() -> None:
-    with loader_of(Unwelcome(8)) as loader, pytest.raises(TransferError, match="could not be unpacked") as caught:
+    message = "could not be unpacked.*modules that can be imported.*'fork'"
+    with loader_of(Unwelcome(8)) as loader, pytest.raises(TransferError, match=message) as caught:
         next(iter(loader))
     assert isinstance(caught.value.__cause__, FieldsError)
 

@@ -109,7 +109,11 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
         assert received[1] is not None
         parcel.unpack(received[1])
     if parcel.error is not None:
-        error = TransferError(f"The dataset could not be unpacked in the engine process: {text_of(parcel.error)}.")
+        error = TransferError(
+            f"The dataset could not be unpacked in the engine process: {text_of(parcel.error)}. Define what it is made "
+            "of in modules that can be imported, not at a prompt or by python -c; or have processes forked, by "
+            "multiprocessing_context='fork'."
+        )
         error.__cause__ = parcel.error
         _send(channel, Broken(abroad.pack_error(error)))
         return
@@ -152,7 +156,7 @@ class Child:
         self._worker_init_fn, self._default_reader = worker_init_fn, SchemeReader()
         self._segments = Segments()
         # Free slots are few: the loader is told of each that goes.
-        self._ring = Ring(new_memory=self._segments.new_memory, max_free=settings.max_batches + 2)
+        self._ring = Ring(new_memory=self._segments.new_memory, falls_back=False, max_free=settings.max_batches + 2)
         self._sent: dict[int, Slot] = {}
         """Slots that the loader has, by segment."""
         self._ledger = Ledger()

@@ -103,13 +103,12 @@ class Member:
 
     def end(self, deadline: float) -> None:
         """See the process end, and kill it at ``deadline`` (monotonic); nobody may use this any more."""
-        if self.process is not None:
-            self.process.join(max(0.0, deadline - time.monotonic()))
-            if self.process.exitcode is None:
-                self.process.kill()
-                self.process.join()
-            with contextlib.suppress(ValueError):
-                self.process.close()
+        process, self.process = self.process, None  # not closed: multiprocessing may be joining it, as it does at exit
+        if process is not None:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
         for end in (*self._ends, self.marks, self.channel):
             end.close()
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from aioload.layout import ALIGNMENT
+from aioload.structure import is_plain
 
 Span: TypeAlias = tuple[int, int]
 """Where the bytes of an array lie in a slot: offset and length."""
@@ -64,7 +65,7 @@ class _Pickler(pickle.Pickler):
     """Has plain tensors keep their bytes beside the pickle, as arrays do; torch's own way copies them into it."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or not _is_plain(obj):
+        if not isinstance(obj, torch.Tensor) or not is_plain(obj):
             return NotImplemented
         order = sorted(range(obj.dim()), key=obj.stride, reverse=True)  # so that a transposed one stays transposed
         dense = obj.permute(order).contiguous()
@@ -81,17 +82,3 @@ def _tensor(memory: Any, dtype: torch.dtype, shape: torch.Size, order: list[int]
     if len(memory) == 0:
         return torch.empty(shape, dtype=dtype).permute(order)
     return torch.frombuffer(memory, dtype=dtype).view(shape).permute(order)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the bytes are all there is to it."""
-    return (
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not tensor.requires_grad
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not getattr(tensor, "__dict__", None)
-    )

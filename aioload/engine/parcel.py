@@ -1,6 +1,7 @@
 """Parcel: what an engine process is given when it begins: dataset and settings."""
 
 import contextlib
+import dataclasses
 import io
 import os
 import pickle
@@ -100,6 +101,7 @@ def _pickled_or_error(contents: dict[str, Any]) -> bytes:
         raise
     except Exception as exc:
         name, part, inner = unpicklable_part(contents, exc)
+        name = name.removeprefix("settings.")  # the loader's own arguments
         message = (
             f"{name} cannot be given to an engine process, since it cannot be pickled: {text_of(inner)}. Leave "
             f"{type(part).__name__} objects out of what is pickled (by a __getstate__ of its owner) and make them "
@@ -176,6 +178,9 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(state, Mapping):
         for name, item in state.items():
             yield f".{name}", item
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):  # with slots
+        for field in dataclasses.fields(value):
+            yield f".{field.name}", getattr(value, field.name)
 
 
 def _error_of(value: Any) -> Exception | None:
