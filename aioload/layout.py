@@ -56,13 +56,13 @@ class Layout:
         """Return the columns, none of which may be of strings, as arrays ``(n, *shape)``."""
         return [leaf.rows(column) for leaf, column in zip(self.leaves, columns, strict=True)]
 
-    def write(self, columns: Sequence[Column], row: int, sample: Any) -> bool:
-        """Write ``sample`` into ``row`` of the columns; ``False`` when it does not fit the layout.
+    def write(self, columns: Sequence[Column], row: int, samples: Sequence[Any]) -> bool:
+        """Write ``samples`` into the columns, from ``row`` on; ``False`` when one does not fit the layout.
 
-        Any number of threads may write different rows at once. A row refused half way holds no sample.
+        Any number of threads may write different rows at once. Rows refused half way hold no samples.
         """
         try:
-            return self._root.write(columns, row, sample)
+            return self._root.write(columns, row, samples)
         except Exception:  # what numpy or torch refuses, or the sample's own code
             return False
 

@@ -241,7 +241,7 @@ def test_a_slot_goes_back_to_the_ring_when_its_copy_is_done(rig: Any) -> None:
     for number in range(4):
         slot = ring.acquire(layout.offsets(3)[1])
         columns = layout.columns(slot.arena, 3)
-        assert all(layout.write(columns, row, (grid(number), number, f"s{row}")) for row in range(3))
+        assert all(layout.write(columns, row, [(grid(number), number, f"s{row}")]) for row in range(3))
         slot.seal()
         copied = copier.copy_slot(slot, layout, columns, 3)
         image, label, names = copier.receive(copied)

@@ -140,7 +140,7 @@ class CopierMachine(RuleBasedStateMachine):
         assert self.device.host_bytes <= (num_pending + self.ring.max_free + 1) * SLOT_BYTES
         columns = self.layout.columns(slot.arena, num_rows)
         for row in range(num_rows):
-            assert self.layout.write(columns, row, {"bytes": np.full(7, number, np.uint8), "number": number})
+            assert self.layout.write(columns, row, [{"bytes": np.full(7, number, np.uint8), "number": number}])
         slot.seal()
         if call is None:
             self.issued.append((self.copier.copy_slot(slot, self.layout, columns, num_rows), number))

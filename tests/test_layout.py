@@ -119,7 +119,7 @@ def batch_of(layout: Layout, samples: list[Any]) -> Any:
     slot = ring.acquire(layout.offsets(len(samples))[1])
     columns = layout.columns(slot.arena, len(samples))
     for row in reversed(range(len(samples))):
-        assert layout.write(columns, row, samples[row])
+        assert layout.write(columns, row, [samples[row]])
     slot.seal()
     return layout.batch(layout.tensors(columns, len(samples), ring.lend(slot)))
 
@@ -147,10 +147,35 @@ def test_what_was_written_is_read_back(spec: Spec, rows: int) -> None:
     assert layout is not None
     arena = arena_of(layout, rows)
     columns = layout.columns(arena, rows)
-    assert all(layout.write(columns, row, sample) for row, sample in enumerate(samples))
+    assert all(layout.write(columns, row, [sample]) for row, sample in enumerate(samples))
     got = [layout.read(columns, row) for row in range(rows)]
     arena.fill(0)  # what was read is a copy
     assert_same(got, samples)
+
+
+@deterministic
+@given(specs, num_rows)
+def test_rows_written_together_are_those_written_one_by_one(spec: Spec, rows: int) -> None:
+    samples = samples_of(spec, rows)
+    layout = Layout.of(samples[0])
+    assert layout is not None
+    one_by_one, at_once = arena_of(layout, rows + 1), arena_of(layout, rows + 1)
+    singly, together = (layout.columns(arena, rows + 1) for arena in (one_by_one, at_once))
+    for row, sample in enumerate(samples, 1):
+        assert layout.write(singly, row, [sample])
+    assert layout.write(together, 1, samples)
+    assert np.array_equal(one_by_one, at_once)
+    assert_same([layout.read(together, row) for row in range(1, rows + 1)], samples)
+
+
+@deterministic
+@given(specs, specs, num_rows)
+def test_one_that_does_not_fit_has_all_refused(spec: Spec, other: Spec, rows: int) -> None:
+    samples, odd = samples_of(spec, rows), other.make(np.random.default_rng(1))
+    layout = Layout.of(samples[0])
+    assert layout is not None
+    columns = layout.columns(arena_of(layout, rows + 1), rows + 1)
+    assert layout.write(columns, 0, [*samples, odd]) == layout.write(columns, rows, [odd])
 
 
 @deterministic
@@ -172,7 +197,7 @@ def test_a_sample_is_refused_or_read_back(one: Spec, other: Spec) -> None:
     layout, sample = Layout.of(one.make(rng)), other.make(rng)
     assert layout is not None
     columns = layout.columns(arena_of(layout, 1), 1)
-    if layout.write(columns, 0, sample):
+    if layout.write(columns, 0, [sample]):
         assert_same(layout.read(columns, 0), sample)
 
 
@@ -183,7 +208,7 @@ def test_whatever_has_a_layout_is_batched_as_by_torch(make: MakeSample) -> None:
     if layout is None:
         return
     columns = layout.columns(arena_of(layout, 3), 3)
-    if all(layout.write(columns, row, sample) for row, sample in enumerate(samples)):
+    if all(layout.write(columns, row, [sample]) for row, sample in enumerate(samples)):
         assert_same(batch_of(layout, samples), default_collate([writable(sample) for sample in samples]))
 
 
@@ -219,7 +244,7 @@ def test_what_takes_the_general_path(value: Any) -> None:
     for sample in (value, (1, value), {"a": [value]}, Record(value)):
         layout = Layout.of(sample)
         if layout is not None:  # an int shows its size only when it is written
-            assert not layout.write(layout.columns(arena_of(layout, 1), 1), 0, sample)
+            assert not layout.write(layout.columns(arena_of(layout, 1), 1), 0, [sample])
 
 
 class Picky:
@@ -245,7 +270,7 @@ def test_a_sample_whose_own_code_fails_has_no_layout_and_fits_none() -> None:
     layout = Layout.of({"a": 1, "b": grid(0)})
     assert layout is not None
     columns = layout.columns(arena_of(layout, 1), 1)
-    assert not layout.write(columns, 0, {"a": 1, "b": unreadable})
+    assert not layout.write(columns, 0, [{"a": 1, "b": unreadable}])
 
 
 def test_a_layout_shows_its_leaves() -> None:

@@ -69,6 +69,7 @@ class Batch:
         self.result: Any = None
         self.error: BaseException | None = None
         self.context: ErrorContext | None = None
+        self.marks: memoryview | None = None  # where another process sees which samples are being loaded
         self.is_end = False  # an iterable dataset ended before this batch
         self.is_skipped = False  # one of its lanes did, or none of its samples could be loaded
         self.place: Place | None = None  # where it stands in the pass, for whoever resumes it
@@ -109,13 +110,29 @@ class Batch:
             if layout is None:
                 in_row = self._has_layout and self._write_first(position, sample)
             else:
-                in_row = layout.write(self.columns, position, sample)
+                in_row = layout.write(self.columns, position, (sample,))
         except BaseException as exc:  # no memory for a slot, or a property of the user's that fails
             return self.fail(position, strip(exc), "collate")
         if not in_row:
             self._loose[position] = sample
             self.claim.add_loose(visible_bytes(sample))
         return self._settle(position)
+
+    def add_all(self, start: int, samples: Sequence[Any]) -> bool:
+        """Take over samples of consecutive positions; return whether the batch is complete."""
+        complete = False
+        if self.layout is None:  # the first one chooses it
+            complete, start, samples = self.add(start, samples[0]), start + 1, samples[1:]
+        if self.layout is not None and samples:
+            try:
+                are_in_rows = self.layout.write(self.columns, start, samples)
+            except BaseException:  # whose it is will be seen
+                are_in_rows = False
+            if are_in_rows:
+                return self._settle(start, len(samples)) or complete
+        for position, sample in enumerate(samples, start):
+            complete = self.add(position, sample) or complete
+        return complete
 
     def fail(self, position: int, exc: BaseException, stage: str) -> bool:
         """Note that a sample failed; return whether the batch is complete. The lowest position counts."""
@@ -193,10 +210,7 @@ class Batch:
             self.indices = [*self.indices, *[None] * num_samples][:num_samples]
             self._settled, self._tokens = bytearray(num_samples), list(range(num_samples))
             self._error_position = num_samples
-        complete = not samples
-        for position, sample in enumerate(samples):
-            complete = self.add(position, sample)
-        if complete:
+        if not samples or self.add_all(0, samples):
             self.state = BatchState.DONE
             self.finish(tally)
 
@@ -319,11 +333,14 @@ class Batch:
             return f"sample {position} of the batch"
         return describe_sample(index, self.recipe.locate(index))
 
-    def _settle(self, position: int) -> bool:
-        self._settled[position] = 1
+    def _settle(self, start: int, num_samples: int = 1) -> bool:
+        self._settled[start : start + num_samples] = b"\1" * num_samples
         # Taking a token is atomic and needs no lock; whoever takes the last one, 0, is the last to settle. A
         # failure notes itself before it settles, so one of the two that race here sees the other.
-        is_last = self._tokens.pop() == 0
+        token = -1
+        for _ in range(num_samples):
+            token = self._tokens.pop()
+        is_last = token == 0
         if is_last and self.error is None and self.state is BatchState.OPEN:
             self.state = BatchState.DONE
             return True
@@ -343,7 +360,7 @@ class Batch:
         with self._lock:
             if self.layout is None:
                 return self._has_layout and self._choose_layout(position, sample)
-        return self.layout.write(self.columns, position, sample)
+        return self.layout.write(self.columns, position, (sample,))
 
     def _choose_layout(self, position: int, sample: Any) -> bool:
         recipe = self.recipe
@@ -358,7 +375,7 @@ class Batch:
 
     def _try_layout(self, layout: Layout, position: int, sample: Any) -> bool:
         self._open_slot(layout)
-        if layout.write(self.columns, position, sample):
+        if layout.write(self.columns, position, (sample,)):
             self.layout = layout  # not before: other threads write by it, and the slot was not certain to stay
             return True
         self._release_slot()

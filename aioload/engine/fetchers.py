@@ -41,6 +41,11 @@ class Gate(Protocol):
         """What a read is expected to bring that does not know its size beforehand."""
         ...
 
+    @property
+    def uncounted_bytes(self) -> int:
+        """What a thread may have read, and not counted, before it decodes that."""
+        ...
+
     def note_read(self, num_bytes: int) -> None:
         """Take notice of the size of a read."""
         ...

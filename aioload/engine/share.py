@@ -35,17 +35,17 @@ class _Marked(Batch):
         marks: memoryview,
     ) -> None:
         super().__init__(number, indices, recipe, on_done, claim)
-        self._marks = marks
+        self.marks: memoryview = marks
 
     def wants(self, position: int) -> bool:
         wanted = super().wants(position)
         if wanted:  # once for each stage, and again whenever it was held back
-            self._marks[position] = (self._marks[position] & 127) + 1
+            self.marks[position] = (self.marks[position] & 127) + 1
         return wanted
 
-    def _settle(self, position: int) -> bool:
-        self._marks[position] = 0
-        return super()._settle(position)
+    def _settle(self, start: int, num_samples: int = 1) -> bool:
+        self.marks[start : start + num_samples] = bytes(num_samples)
+        return super()._settle(start, num_samples)
 
 
 class Share:

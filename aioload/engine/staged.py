@@ -7,7 +7,7 @@ from typing import Any
 
 from aioload.context import HERE, Stage
 from aioload.engine import tuner
-from aioload.engine.batch import Batch
+from aioload.engine.batch import Batch, BatchState
 from aioload.engine.budget import NotYet
 from aioload.engine.fetchers import Gate, is_held, lap_collate, lap_decode, settle, submit_if_empty
 from aioload.engine.pools import Job, ThreadPool, Worker
@@ -32,7 +32,7 @@ SAMPLES_PER_JOB = 16
 
 _MEASURE_EVERY = 16
 
-_LOCATION, _SAMPLE = Stage.LOCATION, Stage.SAMPLE  # a member of an enum takes 0.1 us to look up
+_LOCATION, _SAMPLE, _OPEN = Stage.LOCATION, Stage.SAMPLE, BatchState.OPEN  # a member takes 0.1 us to look up
 
 
 class StagedFetcher:
@@ -143,66 +143,99 @@ class StagedFetcher:
             self._decode_pool.submit(((self._decode, batch, position, data),), 1)
 
     def _read_and_decode(self, worker: Worker, batch: Batch, start: int, stop: int) -> None:
-        """Load samples ``start`` to ``stop`` on this thread. The hottest loop there is: 0.1 us counts."""
+        """Load samples ``start`` to ``stop`` on this thread. The hottest loop there is: 0.1 us counts.
+
+        Several are read, then decoded, then collated: a call for all of them takes little more than one for each.
+        """
         if self._gate.is_narrow and batch.number >= self._gate.horizon:
             self._gate.hold((self._read_and_decode, batch, start, stop))
             return
-        reads, tally, indices, mark, clock = self._reads, worker.tally, batch.indices, worker.mark, time.perf_counter
-        location, read, size_of, decode = self._location, self._read_bytes, self._size_of, self._samples.decode
+        reads, tally, indices, marks = self._reads, worker.tally, batch.indices, batch.marks
+        location, read, size_of = self._location, self._read_bytes, self._size_of
         here = [self._context, None, _LOCATION, worker.number % self._num_workers, None]
         HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
         admit = functools.partial(self._admit, worker, batch)
         worker.claimed, self._opening[worker.number] = 0, batch.number
-        num_bytes_before, read_s, decode_s, collate_s = tally.bytes_read, 0.0, 0.0, 0.0
-        self._num_jobs += 1
-        measure = stop - start > 1 or self._num_jobs % _MEASURE_EVERY == 1  # one sample, as in _decode_sample
         tally.reads_in_flight = 1
+        most_bytes = self._gate.uncounted_bytes
+        num_bytes = num_bytes_before = 0
+        begun, pile = start, []  # what has been read, of samples that follow each other
         for position in range(start, stop):
             if not reads.is_calm and stop - position > 1 and self._hand_back(batch, start, position, stop):
                 stop = position
                 break
-            if not batch.wants(position):
+            if (batch.error is None and batch.state is _OPEN) or batch.wants(position):
+                index = here[1] = indices[position]
+                here[4] = None
+                if marks is not None:
+                    marks[position] = 2
+                try:
+                    data = read(worker, location(index), admit)
+                    num_bytes += size_of(data)
+                    pile.append(data)
+                    if marks is not None:
+                        marks[position] = 1  # of those in the pile, it is the one at work that brings a process down
+                    if num_bytes - num_bytes_before < most_bytes and not worker.claimed:
+                        continue
+                except NotYet as refusal:
+                    self._gate.hold((self._read, batch, position, refusal.num_bytes), refusal.num_bytes)
+                except BaseException as exc:
+                    settle(batch, batch.fail(position, strip(exc), "read"), worker)
+                    self._give_back(worker, batch)
+            else:
                 settle(batch, batch.drop(position), worker)
-                continue
-            index, stage = indices[position], "read"
-            here[1], here[2], here[4] = index, _LOCATION, None
-            try:
-                data = read(worker, location(index), admit)
-                read_ended = clock()
-                tally.bytes_read += size_of(data)
-                stage = "decode"
-                here[2], here[4] = _SAMPLE, None
-                if measure:
-                    measure, cpu_started = False, time.thread_time()
-                    sample = decode(data, index)
-                    self._place(time.thread_time() - cpu_started)
-                else:
-                    sample = decode(data, index)
-            except NotYet as refusal:
-                self._gate.hold((self._read, batch, position, refusal.num_bytes), refusal.num_bytes)
-                continue
-            except BaseException as exc:
-                settle(batch, batch.fail(position, strip(exc), stage), worker)
-                self._give_back(worker, batch)
-                continue
-            decode_ended = clock()
-            if batch.add(position, sample):
-                batch.finish(tally)
-            if worker.claimed:
-                self._give_back(worker, batch)
-            read_s += read_ended - mark
-            decode_s += decode_ended - read_ended
-            mark = clock()
-            collate_s += mark - decode_ended
+            self._decode_pile(worker, batch, begun, pile, here)
+            begun, pile, num_bytes_before = position + 1, [], num_bytes
+        if pile:
+            self._decode_pile(worker, batch, begun, pile, here)
         tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
-        batch.claim.note_decoded(tally.bytes_read - num_bytes_before, stop - start)
+        tally.bytes_read += num_bytes
+        batch.claim.note_decoded(num_bytes, stop - start)
         if self._gate.is_narrow:
             self._gate.release()
-        tally.read_s += read_s
-        tally.decode_s += decode_s
-        tally.collate_s += collate_s
-        worker.mark = mark
         worker.num_units = stop - start
+
+    def _decode_pile(self, worker: Worker, batch: Batch, start: int, pile: list[Any], here: list[Any]) -> None:
+        """Decode and collate what has been read of the samples from ``start`` on."""
+        tally, indices, marks, clock = worker.tally, batch.indices, batch.marks, time.perf_counter
+        decode, mark = self._samples.decode, clock()
+        tally.read_s += mark - worker.mark
+        here[2] = _SAMPLE
+        self._num_jobs += 1
+        is_measured = len(pile) > 1 or self._num_jobs % _MEASURE_EVERY == 1
+        cpu_started = time.thread_time() if is_measured else 0.0
+        samples = []
+        for position, data in enumerate(pile, start):
+            if (batch.error is None and batch.state is _OPEN) or batch.wants(position):
+                index = here[1] = indices[position]
+                here[4] = None
+                if marks is not None:
+                    marks[position] = 2
+                try:
+                    samples.append(decode(data, index))
+                    if marks is not None:
+                        marks[position] = 1
+                    continue
+                except BaseException as exc:
+                    settle(batch, batch.fail(position, strip(exc), "decode"), worker)
+            else:
+                settle(batch, batch.drop(position), worker)
+            self._collate(worker, batch, start, samples)
+            start, samples = position + 1, []
+        if is_measured and pile:
+            self._place((time.thread_time() - cpu_started) / len(pile))
+        mark, decode_began = clock(), mark
+        tally.decode_s += mark - decode_began
+        self._collate(worker, batch, start, samples)
+        if worker.claimed:
+            self._give_back(worker, batch)
+        worker.mark = clock()
+        tally.collate_s += worker.mark - mark
+        here[2], here[4] = _LOCATION, None
+
+    def _collate(self, worker: Worker, batch: Batch, start: int, samples: list[Any]) -> None:
+        if samples and batch.add_all(start, samples):
+            batch.finish(worker.tally)
 
     def _read_bytes(self, worker: Worker, location: Location, admit: Admit) -> Any:
         try:

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from aioload.engine.budget import Budget
+from aioload.engine.budget import Budget, small_bytes
 
 NOBODY = 1 << 62
 """The number of no batch."""
@@ -121,6 +121,11 @@ class Window:
     def assumed_bytes(self) -> int:
         """What a read is expected to bring that does not know its size beforehand."""
         return self._budget.assumed_bytes
+
+    @property
+    def uncounted_bytes(self) -> int:
+        """What a thread may have read, and not counted, before it decodes that: nothing where room is scarce."""
+        return 0 if self.is_narrow else small_bytes(self._budget.max_bytes)
 
     def grant(self, max_batches: int, *, is_wanted: bool = False) -> None:
         """Set the bound on batches ahead, and whether there is a consumer now."""

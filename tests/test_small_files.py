@@ -1,0 +1,132 @@
+"""Small files are read, decoded and collated several at a time; nothing of that shows in what comes out."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import assert_same
+from outcomes import of_iterator
+
+from aioload import DataLoader, FileDataset, error_context, sample_rng
+
+NUM_FILES = 480  # many batches: only after the first ones is it known that decoding takes no time
+
+
+class SmallFiles:
+    """Samples of small files, of which some cannot be found, read or decoded, or do not fit the others."""
+
+    def __init__(self, folder: Path, seed: int, num_odd: int) -> None:
+        numbers = random.Random(seed)
+        self.missing, self.lost, self.broken = (set(numbers.sample(range(NUM_FILES), num_odd)) for _ in range(3))
+        self.folder = folder
+        for number in range(NUM_FILES):
+            if number not in self.missing:
+                (folder / str(number)).write_bytes(np.full(40, number, np.int32).tobytes())
+
+    def __len__(self) -> int:
+        return NUM_FILES
+
+    def location(self, index: int) -> str:
+        if index in self.lost:
+            raise LookupError(index)
+        return str(self.folder / str(index))
+
+    def decode(self, data: bytes, index: int) -> Any:
+        if index in self.broken:
+            raise ValueError(index)
+        numbers = np.frombuffer(data, np.int32).copy()
+        return {"numbers": numbers, "index": index, "drawn": float(sample_rng().random()), "name": f"{numbers[0]}"}
+
+    def __getitem__(self, index: int) -> Any:
+        return self.decode(Path(self.location(index)).read_bytes(), index)
+
+    @property
+    def bad(self) -> set[int]:
+        return self.missing | self.lost | self.broken
+
+
+def told(outcomes: list[Any]) -> list[Any]:
+    """Return the outcomes, each error as its class, index and stage."""
+    return [
+        (type(each), error_context(each)[0], error_context(each)[2]) if isinstance(each, BaseException) else each  # type: ignore[index]
+        for each in outcomes
+    ]
+
+
+def stage_of(dataset: SmallFiles, index: int) -> tuple[type[Exception], int, str]:
+    if index in dataset.lost:
+        return LookupError, index, "read"
+    return (FileNotFoundError, index, "read") if index in dataset.missing else (ValueError, index, "decode")
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize(("seed", "num_odd"), [(0, 0), (1, 4), (2, 40)])
+def test_each_batch_is_made_or_fails_as_without_threads(
+    seed: int, num_odd: int, num_workers: int, tmp_path: Path
+) -> None:
+    dataset = SmallFiles(tmp_path, seed, num_odd)
+    arguments: dict[str, Any] = {"batch_size": 24, "seed": 5}
+    expected = told(of_iterator(iter(DataLoader(dataset, num_workers=0, **arguments))))
+    loader: DataLoader[Any] = DataLoader(
+        dataset, num_workers=num_workers, num_concurrent_reads=num_workers, **arguments
+    )
+    for _ in range(2):
+        loader.set_epoch(0)
+        got = told(of_iterator(iter(loader)))
+        for start, batch in zip(range(0, NUM_FILES, 24), got, strict=True):
+            bad = sorted(dataset.bad & set(range(start, start + 24)))
+            assert not bad or batch == stage_of(dataset, bad[0])
+        assert_same([each for each in got if type(each) is dict], [each for each in expected if type(each) is dict])
+
+
+@pytest.mark.parametrize("num_odd", [4, 40])
+def test_those_that_fail_are_left_out(num_odd: int, tmp_path: Path) -> None:
+    dataset = SmallFiles(tmp_path, 3, num_odd)
+    loader: DataLoader[Any] = DataLoader(
+        dataset, 24, num_workers=1, num_concurrent_reads=1, on_error="skip", max_errors=None
+    )
+    indices = [index for batch in loader for index in batch["index"].tolist()]
+    assert indices == [index for index in range(NUM_FILES) if index not in dataset.bad]
+    assert sorted(told_error[1] for told_error in told([each.error for each in loader.errors()])) == sorted(dataset.bad)
+
+
+def test_samples_of_another_form_are_collated_as_by_torch(tmp_path: Path) -> None:
+    for number in range(NUM_FILES):
+        (tmp_path / str(number)).write_bytes(bytes([number % 5 == 4]))
+
+    def decode(data: bytes, index: int) -> Any:
+        return float(index) if data[0] else index
+
+    dataset = FileDataset([str(tmp_path / str(number)) for number in range(NUM_FILES)], decode)
+    loader = DataLoader(dataset, 20, num_workers=1, num_concurrent_reads=1)
+    assert_same(list(loader), list(DataLoader(dataset, 20, num_workers=0)))
+
+
+class Counting:
+    """Reads, and counts what has been read and not been decoded."""
+
+    def __init__(self) -> None:
+        self.num_raw = self.most_raw = 0
+
+    def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
+        self.num_raw += 1
+        self.most_raw = max(self.most_raw, self.num_raw)
+        return Path(location).read_bytes()
+
+    def decode(self, data: bytes, index: int) -> int:
+        self.num_raw -= 1
+        return len(data)
+
+
+def test_few_are_under_way_where_bytes_are_scarce(tmp_path: Path) -> None:
+    for number in range(NUM_FILES):
+        (tmp_path / str(number)).write_bytes(bytes(4000))
+    counting = Counting()
+    dataset = FileDataset([str(tmp_path / str(number)) for number in range(NUM_FILES)], counting.decode)
+    arguments: dict[str, Any] = {"num_workers": 1, "num_concurrent_reads": 1, "reader": counting}
+    loader = DataLoader(dataset, 24, prefetch_bytes=20_000, **arguments)
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[4000] * 24] * 20
+    assert counting.most_raw <= 20_000 / 4000 + 1
