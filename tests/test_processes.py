@@ -31,6 +31,7 @@ from abroad import (
     Stuck,
     Unwelcome,
     deadly_decode,
+    deadly_late,
     files_in,
     instead,
     little_memory,
@@ -239,6 +240,15 @@ def test_a_process_that_dies_decoding_names_that_sample_first(tmp_path: Path) ->
     assert context is not None
     assert context.index[0] == 9
     assert f"It was loading index 9 ({dataset.paths[9]!r})" in str(error)
+
+
+def test_of_files_that_are_decoded_together_the_one_it_was_on_is_named_first(tmp_path: Path) -> None:
+    dataset = files_in(tmp_path, 240, deadly_late)
+    with loader_of(dataset, 24, processes=1, num_workers=1, num_concurrent_reads=1) as loader:
+        _, error = until_error(iter(loader))
+    context = None if error is None else error_context(error)
+    assert context is not None
+    assert context.index[0] == 202
 
 
 def test_persistent_processes_are_replaced_when_one_was_killed() -> None:
