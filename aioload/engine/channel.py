@@ -20,6 +20,9 @@ PART_BYTES = 48 << 10
 
 _ancillary_bytes = socket.CMSG_SPACE(array("i").itemsize)
 
+# As plain numbers: members of an enum take 1 us to be put together, of the 9 us of a message.
+_NOW, _CLOSED_BY_EXEC, _CUT = (int(flag) for flag in (socket.MSG_DONTWAIT, socket.MSG_CMSG_CLOEXEC, socket.MSG_CTRUNC))
+
 _ends: "weakref.WeakSet[Channel]" = weakref.WeakSet()
 
 
@@ -73,7 +76,7 @@ class Channel:
     def _send_packet(self, buffers: list[bytes], files: list[tuple[int, int, Any]]) -> None:
         if self.on_full is not None:
             try:
-                self._socket.sendmsg(buffers, files, socket.MSG_DONTWAIT)
+                self._socket.sendmsg(buffers, files, _NOW)
             except BlockingIOError:
                 self.on_full()
             else:
@@ -87,7 +90,7 @@ class Channel:
             BlockingIOError: There is none now, and we are not to ``wait``.
             OSError: This process has too many files open for the one that came.
         """
-        asked = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        asked = _CLOSED_BY_EXEC if wait else _CLOSED_BY_EXEC | _NOW
         while True:
             try:
                 packet, files, flags, _ = self._socket.recvmsg(_HEAD.size + PART_BYTES, _ancillary_bytes, asked)
@@ -97,7 +100,7 @@ class Channel:
                 return None
             if not packet:
                 return None
-            if flags & socket.MSG_CTRUNC:
+            if flags & _CUT:
                 raise OSError(errno.EMFILE, "A file that came from another process could not be opened here")
             file = array("i", files[0][2])[0] if files else None
             is_last, number = _HEAD.unpack_from(packet)
