@@ -247,6 +247,16 @@ class Shared:
         return index
 
 
+class Scheduled:
+    """Samples that tell how the kernel schedules who loads them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return os.sched_getscheduler(0)
+
+
 class Large:
     """Samples of a megabyte."""
 

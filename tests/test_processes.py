@@ -25,6 +25,7 @@ from abroad import (
     Large,
     Many,
     Points,
+    Scheduled,
     Seeded,
     Shared,
     Stream,
@@ -271,6 +272,13 @@ def test_what_cannot_be_pickled_is_named() -> None:
         first, second = outcomes(iter(loader))
     assert isinstance(first, TransferError)
     assert isinstance(second, TransferError)
+
+
+def test_processes_do_not_interrupt_who_is_at_work() -> None:
+    before = os.sched_getscheduler(0)
+    with loader_of(Scheduled()) as loader:
+        assert [batch.tolist() for batch in loader] == [[os.SCHED_BATCH] * 4] * 2
+    assert os.sched_getscheduler(0) == before
 
 
 @pytest.mark.parametrize("collate_fn", [None, stacked])

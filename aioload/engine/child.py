@@ -1,5 +1,6 @@
 """Child: an engine process, from its start to its end; :mod:`aioload.engine.gang` tells what goes on in between."""
 
+import contextlib
 import fcntl
 import functools
 import os
@@ -100,6 +101,7 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _end_with(life.fileno())
+    _let_others_finish()
     torch.set_num_threads(1)  # as torch's workers: there are threads enough
     channel = Channel(end)
     if not parcel.contents and parcel.error is None:
@@ -383,6 +385,16 @@ def _end_with(life: int) -> None:
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([life], [], [], 0)[0]:  # it was closed before
         os._exit(0)
+
+
+def _let_others_finish() -> None:
+    """Have the kernel not interrupt whoever is at work, the training step say, when a read here is done.
+
+    This process gets its share of the processor as ever. Where all are busy it takes it at the next tick, not at once.
+    """
+    with contextlib.suppress(OSError):  # forbidden here
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else somebody has chosen
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _refusal(exc: BaseException, batch: Batch) -> Failed:

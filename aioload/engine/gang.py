@@ -22,6 +22,9 @@ it does nothing::
 - **Who takes it in.** The thread ``aioload-gang``, while somebody waits for a batch, or where batches go to a device;
   else messages lie in the sockets, and the training step keeps the interpreter to itself. Once awake, it takes in
   all that has come, so that the next batches are there without it.
+- **The processor.** Where all are busy, a read that is done does not interrupt the step: the processes are of the
+  scheduling policy SCHED_BATCH, with their share like others, but from the next tick on. (Interruptions of a step of
+  2 ms beside 16 reads of 7 ms on two processors: 0.3 in place of 1.0.)
 - **Who gets which batch** follows from its number alone. So the order is the sampler's, and what a process has in
   flight is bounded by its part of ``prefetch_bytes``.
 - **Who owns a slot.** Its process, from which it is lent to the consumer's with the message *done*, and given back with
