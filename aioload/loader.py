@@ -28,12 +28,12 @@ from aioload.cache import Cache
 from aioload.device import resolve_device
 from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
-from aioload.engine.member import start_server
 from aioload.engine.passes import Pass
 from aioload.engine.plan import plan_of
 from aioload.engine.protocol import check_cache, check_read, check_reader
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
+from aioload.engine.server import start_server
 from aioload.engine.tolerance import ErrorLog, OnError, Tolerance
 from aioload.errors import ArgumentError, SampleError
 from aioload.iterators import AsyncBatchIterator, BatchIterator

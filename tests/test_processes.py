@@ -47,7 +47,7 @@ from scripts import Nursery, environment
 import aioload
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang
-from aioload.engine.member import new_context
+from aioload.engine.server import new_context
 from aioload.errors import ArgumentError, LoaderTimeoutError, ProcessDiedError, TransferError
 from aioload.ring import SlotState
 from aioload.testing import SimulatedDevice
@@ -532,6 +532,22 @@ def test_a_script_that_would_run_again_is_told_so(tmp_path: Path) -> None:
     assert "ProcessDiedError: Engine process 0" in last
     assert "as it began" in last
     assert "if __name__ == '__main__':" in last
+
+
+def test_the_main_module_is_imported_once_for_all_processes(tmp_path: Path, nursery: Nursery) -> None:
+    main = tmp_path / "main.py"
+    # They are ours as well, and the first to be imported in the server that processes are forked off.
+    main.write_text(
+        "from aioload import DataLoader\nfrom aioload.engine.gang import Gang\nprint(__name__, flush=True)\n"
+    )
+    script = f"""
+    import __main__
+    from abroad import Points
+    from aioload import DataLoader
+    __main__.__file__ = {str(main)!r}
+    print([sum(1 for _ in DataLoader(Points(8), 2, processes=2, num_workers=2)) for _ in range(2)])
+    """
+    assert nursery.run_quietly(script) == "__mp_main__\n[4, 4]\n"
 
 
 def test_a_fork_of_the_consumer_may_end_as_it_likes(nursery: Nursery) -> None:

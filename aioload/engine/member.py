@@ -15,7 +15,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from aioload.engine import child, template
+from aioload.engine import child
 from aioload.engine.channel import new_channel
 from aioload.engine.child import Part
 from aioload.engine.marks import Marks
@@ -25,9 +25,6 @@ from aioload.engine.segments import map_file
 from aioload.errors import ArgumentError, ProcessDiedError
 from aioload.ring import Ring, Slot
 from aioload.stats import Tally
-
-_PRELOAD = "aioload.engine.template"
-
 
 SCRIPT_HINT = (
     "It has written why to stderr. If it ran the script again, have that do what it does under "
@@ -129,32 +126,6 @@ class Member:
         slot = self.slots[segment]
         slot.arrive()
         return slot
-
-
-def new_context(context: Any) -> BaseContext:
-    """Return how engine processes are started: as ``multiprocessing_context`` says, or by a server that forks them.
-
-    The server is a process that has done nothing but import, so that each further one takes milliseconds.
-    """
-    if context is not None and context.get_start_method() != "forkserver":
-        return context  # type: ignore[no-any-return]
-    chosen = multiprocessing.get_context("forkserver")
-    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
-        chosen.set_forkserver_preload(["__main__", _PRELOAD])
-    try:
-        with template.telling_main():
-            forkserver.ensure_running()
-    except OSError:  # its socket needs a folder for temporary files, and there is none
-        return multiprocessing.get_context("spawn")
-    return chosen
-
-
-def start_server(context: Any) -> None:
-    """Have the server that forks processes begin to import things, which takes seconds. Never waits."""
-    is_server = context is None or context.get_start_method() == "forkserver"
-    if is_server and not multiprocessing.current_process().daemon:
-        with contextlib.suppress(RuntimeError):  # the main module is being imported: who wants processes is told
-            new_context(None)
 
 
 def check_may_start() -> None:
