@@ -353,6 +353,9 @@ class Gang:
         try:
             if self._unstarted is not None:
                 self._start(*self._unstarted)
+            for member in self.members:
+                if member.process is not None:
+                    member.await_start()
             self._listen()
         except AioloadError as exc:
             self._crash(exc)

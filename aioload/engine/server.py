@@ -4,12 +4,16 @@ It is :mod:`multiprocessing`'s own, and has imported what they all need: what :m
 """
 
 import contextlib
+import io
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
-from multiprocessing import forkserver, spawn
-from multiprocessing.context import BaseContext
+from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext, ForkServerProcess, set_spawning_popen
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 _PRELOAD = "aioload.engine.template"
@@ -44,6 +48,67 @@ def start_server(context: Any) -> None:
     if is_server and not multiprocessing.current_process().daemon:
         with contextlib.suppress(RuntimeError):  # the main module is being imported: who wants processes is told
             new_context(None)
+
+
+def new_process(context: BaseContext, **arguments: Any) -> BaseProcess:
+    """Return a process to be started; where it is forked off the server, its start does not wait for that.
+
+    ``pid`` then waits for it, and is ``None`` if there is no server any more.
+    """
+    if context.get_start_method() == "forkserver":
+        return _Asked(**arguments)
+    process: BaseProcess = context.Process(**arguments)  # type: ignore[attr-defined]
+    return process
+
+
+class _Asked(ForkServerProcess):
+    """A process that the server is asked for."""
+
+    @staticmethod
+    def _Popen(process: BaseProcess) -> Any:
+        return _Popen(process)
+
+
+class _Popen(popen_forkserver.Popen):
+    """As multiprocessing's own, which waits for the process: so several would begin one after the other."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._lock = threading.Lock()
+        self._pid: int | None = None
+        self._is_told = False
+        super().__init__(process)
+
+    def _launch(self, process: BaseProcess) -> None:
+        buffer = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(spawn.get_preparation_data(process.name), buffer)
+            reduction.dump(process, buffer)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, end = forkserver.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        self.finalizer = util.Finalize(self, _close, (os.dup(end), self.sentinel))
+        with open(end, "wb") as file:
+            file.write(buffer.getbuffer())
+
+    @property
+    def pid(self) -> int | None:  # type: ignore[override]
+        with self._lock:
+            if not self._is_told:
+                with contextlib.suppress(EOFError):
+                    self._pid = forkserver.read_signed(self.sentinel)
+                self._is_told = True
+            return self._pid
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if not self._is_told and (flag != os.WNOHANG or wait([self.sentinel], 0)):
+            _ = self.pid  # comes before what it returns
+        return super().poll(flag) if self._is_told else None
+
+
+def _close(*files: int) -> None:
+    for file in files:
+        os.close(file)
 
 
 @contextlib.contextmanager
