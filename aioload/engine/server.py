@@ -14,7 +14,7 @@ from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext, ForkServerProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, ClassVar
 
 _PRELOAD = "aioload.engine.template"
 
@@ -50,6 +50,15 @@ def start_server(context: Any) -> None:
             new_context(None)
 
 
+def is_up(context: BaseContext) -> bool:
+    """Return whether processes are forked off a server that has forked one before, and so is no longer importing."""
+    return context.get_start_method() == "forkserver" and _Popen.proven_server == _pid_of_server()
+
+
+def _pid_of_server() -> int | None:
+    return getattr(forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001
+
+
 def new_process(context: BaseContext, **arguments: Any) -> BaseProcess:
     """Return a process to be started; where it is forked off the server, its start does not wait for that.
 
@@ -72,6 +81,9 @@ class _Asked(ForkServerProcess):
 class _Popen(popen_forkserver.Popen):
     """As multiprocessing's own, which waits for the process: so several would begin one after the other."""
 
+    proven_server: ClassVar[int | None] = -1
+    """The number of the server that has forked a process."""
+
     def __init__(self, process: BaseProcess) -> None:
         self._lock = threading.Lock()
         self._pid: int | None = None
@@ -88,6 +100,7 @@ class _Popen(popen_forkserver.Popen):
             set_spawning_popen(None)
         self.sentinel, end = forkserver.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         self.finalizer = util.Finalize(self, _close, (os.dup(end), self.sentinel))
+        self._server = _pid_of_server()
         with open(end, "wb") as file:
             file.write(buffer.getbuffer())
 
@@ -97,6 +110,7 @@ class _Popen(popen_forkserver.Popen):
             if not self._is_told:
                 with contextlib.suppress(EOFError):
                     self._pid = forkserver.read_signed(self.sentinel)
+                    _Popen.proven_server = self._server
                 self._is_told = True
             return self._pid
 
