@@ -453,7 +453,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _runtime(self, plan: Plan | None = None) -> Runtime:
         runtime = self._runtimes.get(os.getpid())
         if runtime is None:  # two threads may get here at once: one of theirs is taken, by both
-            new = Runtime(plan_of(self, self._epochs) if plan is None else plan)
+            new = Runtime(plan or plan_of(self, self._epochs))
             runtime = self._runtimes.setdefault(os.getpid(), new)
             if runtime is new:
                 runtime.close_with(self)
