@@ -273,7 +273,8 @@ class Gang:
     def widen_if_stuck(self) -> None:
         """Let every thread work where jobs wait and none gets done."""
         for member in self.members:
-            member.send(Widen())
+            if member.has_begun:
+                member.send(Widen())
 
     def close(self) -> None:
         """End the processes, and close all runs. Any thread, any time; never waits."""
@@ -347,7 +348,7 @@ class Gang:
         is_early = is_up(context)
         if is_early:  # they come to be while we pickle
             self._start(Parcel({}, is_for_forks=True), context)
-        self._loop.acquire(self._loop_crashed)
+        self._loop.acquire(self._loop_crashed, at_once=False)
         with contextlib.closing(Parcel(contents, is_for_forks=context.get_start_method() == "fork")) as parcel:
             if is_early and parcel.file is None:  # what is given in the course of a start
                 is_early = False
