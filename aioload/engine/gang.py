@@ -19,6 +19,9 @@ it does nothing::
   over one socket per process, each whole or not at all (:mod:`~aioload.engine.channel`). Batches do not: both sides map
   the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
   lie in such a slot (:mod:`~aioload.engine.packing`).
+- **The beginning.** Processes are asked for first, all at once, and come to be while the dataset is pickled; they are
+  given it, and the first indices, by their sockets. Of a server that may still be importing, they are asked for by the
+  gang's thread, so that ``iter()`` waits for nothing but the pickling.
 - **Who takes it in.** The thread ``aioload-gang``, while somebody waits for a batch, or where batches go to a device;
   else messages lie in the sockets, and the training step keeps the interpreter to itself. Once awake, it takes in
   all that has come, so that the next batches are there without it.
