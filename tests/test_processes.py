@@ -535,12 +535,15 @@ def test_a_script_that_would_run_again_is_told_so(tmp_path: Path) -> None:
     assert "if __name__ == '__main__':" in last
 
 
-def test_the_main_module_is_imported_once_for_all_processes(tmp_path: Path, nursery: Nursery) -> None:
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_the_main_module_is_imported_once_for_all_processes(has_thread: bool, tmp_path: Path, nursery: Nursery) -> None:
+    """Unless it leaves a thread behind, beside which nothing should be forked."""
     main = tmp_path / "main.py"
     # They are ours as well, and the first to be imported in the server that processes are forked off.
-    main.write_text(
-        "from aioload import DataLoader\nfrom aioload.engine.gang import Gang\nprint(__name__, flush=True)\n"
-    )
+    lines = ["from aioload import DataLoader", "from aioload.engine.gang import Gang", "print(__name__, flush=True)"]
+    if has_thread:
+        lines += ["import threading", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
+    main.write_text("\n".join(lines))
     script = f"""
     import __main__
     from abroad import Points
@@ -548,7 +551,8 @@ def test_the_main_module_is_imported_once_for_all_processes(tmp_path: Path, nurs
     __main__.__file__ = {str(main)!r}
     print([sum(1 for _ in DataLoader(Points(8), 2, processes=2, num_workers=2)) for _ in range(2)])
     """
-    assert nursery.run_quietly(script) == "__mp_main__\n[4, 4]\n"
+    imports = 1 if not has_thread else 1 + 2 * 2
+    assert nursery.run_quietly(script) == "__mp_main__\n" * imports + "[4, 4]\n"
 
 
 def test_a_fork_of_the_consumer_may_end_as_it_likes(nursery: Nursery) -> None:

@@ -7,6 +7,8 @@ import contextlib
 import gc
 import json
 import os
+import sys
+import threading
 from multiprocessing import process, spawn
 
 from aioload.engine.server import MAIN_VARIABLE
@@ -24,6 +26,8 @@ def _import_main() -> None:
             spawn.prepare(json.loads(told))
     finally:
         del current._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
+    if threading.active_count() > 1:  # forks of a process with threads may find locks of theirs held for ever
+        os.execv(sys.executable, sys.orig_argv)  # without the main module, which each process then imports itself
     gc.collect()
     gc.freeze()  # else a collection in a process would touch, and so copy, all that it shares with the server
 
