@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import aioload
-from aioload.engine.member import start_server
+from aioload.engine.server import start_server
 from aioload.readers.local import read_file
 from benchmarks.loaders import BATCH_SIZE, decode_npy
 from benchmarks.paired import Comparison, Rival, compare, machine

@@ -49,7 +49,7 @@ from scripts import Nursery, environment
 import aioload
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang
-from aioload.engine.member import new_context
+from aioload.engine.server import new_context
 from aioload.errors import ArgumentError, LoaderTimeoutError, ProcessDiedError, TransferError
 from aioload.ring import SlotState
 from aioload.testing import SimulatedDevice
@@ -261,6 +261,10 @@ def test_persistent_processes_are_replaced_when_one_was_killed() -> None:
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
+    with loader_of(Points(8), collate_fn=unsendable) as loader:
+        first, second = outcomes(iter(loader))
+    assert isinstance(first, TransferError)
+    assert isinstance(second, TransferError)
     dataset = Points(8)
     dataset.handles = {"lock": [threading.Lock()]}  # type: ignore[attr-defined]
     with loader_of(dataset) as loader, pytest.raises(TransferError, match=r"dataset\.handles\['lock'\]\[0\] cannot"):
@@ -268,10 +272,6 @@ def test_what_cannot_be_pickled_is_named() -> None:
     loader = loader_of(Points(8), collate_fn=lambda samples: samples)
     with loader, pytest.raises(TransferError, match=r"^collate_fn cannot be given"):
         iter(loader)
-    with loader_of(Points(8), collate_fn=unsendable) as loader:
-        first, second = outcomes(iter(loader))
-    assert isinstance(first, TransferError)
-    assert isinstance(second, TransferError)
 
 
 def test_processes_do_not_interrupt_who_is_at_work() -> None:
@@ -441,8 +441,9 @@ def test_worker_init_fn_is_called_for_each_worker_and_what_it_raises_is_raised()
 def test_locks_and_values_are_shared_with_the_processes() -> None:
     dataset = Shared()
     with loader_of(dataset) as loader:
-        assert_same(outcomes(iter(loader)), torch_outcomes(list(range(24)), batch_size=4))
-    assert dataset.count.value == 24
+        for _ in range(2):  # then the server has shown that it forks, and is asked before the dataset is pickled
+            assert_same(outcomes(iter(loader)), torch_outcomes(list(range(24)), batch_size=4))
+    assert dataset.count.value == 48
 
 
 def test_any_order() -> None:
@@ -550,6 +551,26 @@ def test_a_script_that_would_run_again_is_told_so(tmp_path: Path) -> None:
     assert "ProcessDiedError: Engine process 0" in last
     assert "as it began" in last
     assert "if __name__ == '__main__':" in last
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_the_main_module_is_imported_once_for_all_processes(has_thread: bool, tmp_path: Path, nursery: Nursery) -> None:
+    """Unless it leaves a thread behind, beside which nothing should be forked."""
+    main = tmp_path / "main.py"
+    # They are ours as well, and the first to be imported in the server that processes are forked off.
+    lines = ["from aioload import DataLoader", "from aioload.engine.gang import Gang", "print(__name__, flush=True)"]
+    if has_thread:
+        lines += ["import threading", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
+    main.write_text("\n".join(lines))
+    script = f"""
+    import __main__
+    from abroad import Points
+    from aioload import DataLoader
+    __main__.__file__ = {str(main)!r}
+    print([sum(1 for _ in DataLoader(Points(8), 2, processes=2, num_workers=2)) for _ in range(2)])
+    """
+    imports = 1 if not has_thread else 1 + 2 * 2
+    assert nursery.run_quietly(script) == "__mp_main__\n" * imports + "[4, 4]\n"
 
 
 def test_a_fork_of_the_consumer_may_end_as_it_likes(nursery: Nursery) -> None:

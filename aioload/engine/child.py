@@ -187,6 +187,8 @@ class Child:
             if share is not None:
                 assert self._marks is not None
                 share.load(message.number, message.indices, self._marks.memory[span.start : span.stop])
+                if message.number == 0 and self._crew is not None:
+                    self._crew.begin()
         elif isinstance(message, Hello):
             self._marks = Marks(file)
         elif isinstance(message, Notes):
@@ -264,7 +266,6 @@ class Child:
         )
         self._shares[begin.of] = share
         self._crew.attach(share)
-        self._crew.begin()
 
     def _items(self, context: PassContext, begin: Begin) -> Items:
         worker_init_fn = None
@@ -294,6 +295,7 @@ class Child:
             ledger=self._ledger,
             tally=self._tally,
             pace=self._pace,
+            loop_at_once=False,
         )
 
     def _break(self, exc: BaseException) -> None:

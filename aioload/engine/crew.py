@@ -124,6 +124,7 @@ class Crew:
         ledger: Where the threads' tallies are kept.
         tally: One that outlives the crew.
         pace: What the loader's reads have shown.
+        loop_at_once: Whether the loop's thread is started before the first thread of the others.
 
     Raises:
         RuntimeError: The system has no thread to give.
@@ -141,6 +142,7 @@ class Crew:
         ledger: Ledger,
         tally: Tally,
         pace: Pace,
+        loop_at_once: bool = True,
     ) -> None:
         self._loop, self.portal = portal, Entrance(portal, opened=worker_init_fn is None)
         # A decode that runs on a read thread would run where worker_init_fn has not been called.
@@ -150,7 +152,7 @@ class Crew:
         self._closed = self._is_exit = self._given_up = False
         self.crashed = False
         self._untold: BaseException | None = None  # an error that no run has been told of
-        portal.acquire(self._loop_crashed)
+        portal.acquire(self._loop_crashed, at_once=loop_at_once or kind in (Kind.AWAITED, Kind.ASYNC))
         self.regulator = reads if isinstance(reads, Regulator) else None
         num_reads = reads.maximum if isinstance(reads, Regulator) else reads
         self.reads: ThreadPool | None = None

@@ -19,6 +19,9 @@ it does nothing::
   over one socket per process, each whole or not at all (:mod:`~aioload.engine.channel`). Batches do not: both sides map
   the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
   lie in such a slot (:mod:`~aioload.engine.packing`).
+- **The beginning.** Processes are asked for first, all at once, and come to be while the dataset is pickled; they are
+  given it, and the first indices, by their sockets. Of a server that may still be importing, they are asked for by the
+  gang's thread, so that ``iter()`` waits for nothing but the pickling.
 - **Who takes it in.** The thread ``aioload-gang``, while somebody waits for a batch, or where batches go to a device;
   else messages lie in the sockets, and the training step keeps the interpreter to itself. Once awake, it takes in
   all that has come, so that the next batches are there without it.
@@ -66,6 +69,7 @@ from aioload.engine.member import SCRIPT_HINT, Member, check_may_start, how_it_e
 from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
 from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
+from aioload.engine.server import is_up
 from aioload.errors import AioloadError, EngineError, ErrorContext, ProcessDiedError, annotate
 from aioload.layout import Layout
 from aioload.ring import Ring, Slot
@@ -166,20 +170,13 @@ class Gang:
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._untold: BaseException | None = None  # an error that no run has been told of
         self._bell, self._is_pressed = Bell(), False
+        self._parts = parts
         self.members: list[Member] = []
+        self._dropped: list[Member] = []
         self._unstarted: tuple[Parcel, BaseContext] | None = None
         self._thread = threading.Thread(target=self._serve, name="aioload-gang", daemon=True)
-        portal.acquire(self._loop_crashed)
         try:
-            with contextlib.closing(Parcel(contents, is_for_forks=context.get_start_method() == "fork")) as parcel:
-                for part in parts:
-                    self.members.append(Member(part, ledger.open(), self._press))
-                    self.members[-1].greet(parcel)
-                if parcel.file is None:
-                    self._start(parcel, context)
-                else:  # in the thread, beside what the caller does next
-                    self._unstarted = parcel.wrapping(), context
-            self._thread.start()
+            self._begin(contents, context)
         except BaseException:
             self.stop()
             if self._thread.ident is None:
@@ -282,7 +279,8 @@ class Gang:
     def widen_if_stuck(self) -> None:
         """Let every thread work where jobs wait and none gets done."""
         for member in self.members:
-            member.send(Widen())
+            if member.has_begun:
+                member.send(Widen())
 
     def close(self) -> None:
         """End the processes, and close all runs. Any thread, any time; never waits."""
@@ -350,12 +348,44 @@ class Gang:
         self._is_pressed = True
         self._bell.ring()
 
+    def _begin(self, contents: dict[str, Any], context: BaseContext) -> None:
+        """Have the processes started, as far as nobody waits for that, and given what they are to have first."""
+        self._add_members()
+        is_early = is_up(context)
+        if is_early:  # they come to be while we pickle
+            self._start(Parcel({}, is_for_forks=True), context)
+        self._loop.acquire(self._loop_crashed, at_once=False)
+        with contextlib.closing(Parcel(contents, is_for_forks=context.get_start_method() == "fork")) as parcel:
+            if is_early and parcel.file is None:  # what is given in the course of a start
+                is_early = False
+                self._drop_members()
+                self._add_members()
+            for member in self.members:
+                member.greet(parcel)
+            if parcel.file is None:
+                self._start(parcel, context)
+            elif not is_early:  # in the thread, beside what the caller does next
+                self._unstarted = parcel.wrapping(), context
+        self._thread.start()
+
+    def _add_members(self) -> None:
+        for part in self._parts:
+            self.members.append(Member(part, self._ledger.open(), self._press))
+
+    def _drop_members(self) -> None:
+        for member in self.members:
+            member.channel.shut()
+        self._dropped, self.members = self.members, []
+
     # The gang's thread.
 
     def _serve(self) -> None:
         try:
             if self._unstarted is not None:
                 self._start(*self._unstarted)
+            for member in self.members:
+                if member.process is not None:
+                    member.await_start()
             self._listen()
         except AioloadError as exc:
             self._crash(exc)
@@ -475,7 +505,7 @@ class Gang:
     def _reap(self) -> None:
         """See all processes end, and kill those that do not."""
         deadline = time.monotonic() + _END_S
-        for member in self.members:
+        for member in (*self._dropped, *self.members):
             member.end(deadline)
             self._ledger.close(member.tally)
         self._bell.close()

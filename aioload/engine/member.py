@@ -15,19 +15,17 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from aioload.engine import child, template
+from aioload.engine import child
 from aioload.engine.channel import new_channel
 from aioload.engine.child import Part
 from aioload.engine.marks import Marks
 from aioload.engine.messages import Contents, Hello, Notes
 from aioload.engine.parcel import Parcel
 from aioload.engine.segments import map_file
+from aioload.engine.server import new_process
 from aioload.errors import ArgumentError, ProcessDiedError
 from aioload.ring import Ring, Slot
 from aioload.stats import Tally
-
-_PRELOAD = "aioload.engine.template"
-
 
 SCRIPT_HINT = (
     "It has written why to stderr. If it ran the script again, have that do what it does under "
@@ -49,6 +47,8 @@ class Member:
     def __init__(self, part: Part, tally: Tally, on_full: Callable[[], None]) -> None:
         self.number, self.tally = part.process, tally
         self.process: Any = None
+        self.pid: int | None = None
+        """The process's number among the system's, ``None`` if it is not there yet."""
         self.slots: dict[int, Slot] = {}
         self.freed: deque[int] = deque()  # appended to by whoever lets the last view go
         self.taken: deque[tuple[int, int]] = deque()
@@ -65,11 +65,6 @@ class Member:
     def __repr__(self) -> str:
         return f"<Member {self.number} pid={self.pid}>"
 
-    @property
-    def pid(self) -> int | None:
-        """The process's number among the system's, ``None`` if it has not been started."""
-        return None if self.process is None else self.process.pid
-
     def greet(self, parcel: Parcel) -> None:
         """Send it what it has to have first. It may be started before or after that."""
         if parcel.file is not None:
@@ -78,7 +73,7 @@ class Member:
         self.marks.close()
 
     def start(self, parcel: Parcel, context: BaseContext) -> None:
-        """Start the process.
+        """Start the process, or ask the server for it, which may have others to fork, or be importing things yet.
 
         Args:
             parcel: What it is given.
@@ -89,17 +84,35 @@ class Member:
             ProcessDiedError: It ended before it was given anything.
         """
         end, life = self._ends
-        process = context.Process(  # type: ignore[attr-defined]
-            target=child.main, args=(parcel, end, life, self._part), name=f"aioload-{self.number}", daemon=True
+        process = new_process(
+            context,
+            target=child.main,
+            args=(parcel, end, life, self._part),
+            name=f"aioload-{self.number}",
+            daemon=True,
         )
         try:
             with end, life, _interrupts_later(context):
                 process.start()
         except BrokenPipeError as exc:
-            message = f"Engine process {self.number} ended as it began. {SCRIPT_HINT}"
-            raise ProcessDiedError(message) from exc
+            raise self._died_at_once() from exc
         self.process = process
         _started.add(process)
+        _ended_at_exit().discard(process)  # at its exit the interpreter would wait for the server
+
+    def await_start(self) -> None:
+        """Wait until the process is there.
+
+        Raises:
+            ProcessDiedError: The server is not.
+        """
+        self.pid = self.process.pid
+        if self.pid is None:
+            raise self._died_at_once()
+        _ended_at_exit().add(self.process)
+
+    def _died_at_once(self) -> ProcessDiedError:
+        return ProcessDiedError(f"Engine process {self.number} ended as it began. {SCRIPT_HINT}")
 
     def end(self, deadline: float) -> None:
         """See the process end, and kill it at ``deadline`` (monotonic); nobody may use this any more."""
@@ -129,32 +142,6 @@ class Member:
         slot = self.slots[segment]
         slot.arrive()
         return slot
-
-
-def new_context(context: Any) -> BaseContext:
-    """Return how engine processes are started: as ``multiprocessing_context`` says, or by a server that forks them.
-
-    The server is a process that has done nothing but import, so that each further one takes milliseconds.
-    """
-    if context is not None and context.get_start_method() != "forkserver":
-        return context  # type: ignore[no-any-return]
-    chosen = multiprocessing.get_context("forkserver")
-    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
-        chosen.set_forkserver_preload(["__main__", _PRELOAD])
-    try:
-        with template.telling_main():
-            forkserver.ensure_running()
-    except OSError:  # its socket needs a folder for temporary files, and there is none
-        return multiprocessing.get_context("spawn")
-    return chosen
-
-
-def start_server(context: Any) -> None:
-    """Have the server that forks processes begin to import things, which takes seconds. Never waits."""
-    is_server = context is None or context.get_start_method() == "forkserver"
-    if is_server and not multiprocessing.current_process().daemon:
-        with contextlib.suppress(RuntimeError):  # the main module is being imported: who wants processes is told
-            new_context(None)
 
 
 def check_may_start() -> None:
@@ -201,9 +188,14 @@ def _all_of(queue: "deque[Any]") -> list[Any]:
             return items
 
 
+def _ended_at_exit() -> set[BaseProcess]:
+    """Return the processes that multiprocessing ends, and waits for, when the interpreter ends."""
+    return multiprocessing.process._children  # type: ignore[attr-defined,no-any-return]  # noqa: SLF001
+
+
 def _disown() -> None:
     """Have a fork of this process leave its engine processes alone when it ends; multiprocessing would end them."""
-    multiprocessing.process._children.difference_update(_started)  # type: ignore[attr-defined]  # noqa: SLF001
+    _ended_at_exit().difference_update(_started)
 
 
 os.register_at_fork(after_in_child=_disown)

@@ -6,6 +6,7 @@ in the kernel: a forked child that closes its copy does not disturb the parent's
 """
 
 import asyncio
+import contextlib
 import queue
 import selectors
 import threading
@@ -41,30 +42,36 @@ class Portal:
         self._loop_in_thread: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stop: asyncio.Event | None = None  # as long as the thread is to go on
+        self._is_due = False  # the thread is to be started by the first call
         self._group: asyncio.TaskGroup | None = None
 
     def __repr__(self) -> str:
         return f"<Portal users={len(self._users)} thread={self._thread}>"
 
-    def acquire(self, on_crash: OnCrash) -> None:
+    def acquire(self, on_crash: OnCrash, *, at_once: bool = True) -> None:
         """Count one more user, starting the thread for the first one.
 
         Args:
             on_crash: Stands for the user; called, in the loop's thread, if the loop cannot go on.
+            at_once: Whether the thread is started now, which takes milliseconds where all cores are busy, or by the
+                first :meth:`call`.
 
         Raises:
             RuntimeError: The system has no thread to give.
         """
         with self._lock:
-            if self._stop is None:
+            if self._stop is None and at_once:
                 self._start()
             self._users.append(on_crash)
+            self._is_due = self._stop is None
 
     def release(self, on_crash: OnCrash) -> None:
         """Count one user less, stopping the thread after the last one. Never waits; again, it does nothing."""
         with self._lock:
             if on_crash in self._users:
                 self._users.remove(on_crash)
+            if not self._users:
+                self._is_due = False
             if not self._users and self._stop is not None:
                 self.call(self._stop.set)
                 self._stop = None  # not before: an interrupt may come in between, and whoever closes does so again
@@ -95,7 +102,9 @@ class Portal:
                 self._here.release()
 
     def call(self, function: Callable[..., object], *args: Any) -> bool:
-        """Have the loop call ``function(*args)`` soon; ``False`` if it is closed. Any thread; never waits."""
+        """Have the loop call ``function(*args)`` soon; ``False`` if it is closed. Any thread; never waits for it."""
+        if self._is_due:
+            self._start_late()
         loop = self._loop
         if loop is None:
             return False
@@ -124,6 +133,12 @@ class Portal:
                 if not self._keep_loop:  # closed meanwhile
                     self._loop = None
                     _shut(loop)
+
+    def _start_late(self) -> None:
+        with self._lock, contextlib.suppress(RuntimeError):  # without a thread nobody calls, as if it were closed
+            if self._is_due:
+                self._is_due = False
+                self._start()
 
     def _start(self) -> None:
         previous = self._thread

@@ -1,32 +1,21 @@
-"""Template: what the server that engine processes are forked off has imported, once for all of them."""
+"""Template: what the server that engine processes are forked off has imported, once for all of them.
+
+Importing it imports the main module as well, which may need any part of this package; so nothing here imports it.
+"""
 
 import contextlib
 import gc
 import json
 import os
-from collections.abc import Iterator
+import sys
+import threading
 from multiprocessing import process, spawn
 
-import aioload.engine.child  # noqa: F401
-
-_VARIABLE = "AIOLOAD_MAIN"
-
-_NAMES = ("sys_path", "sys_argv", "dir", "orig_dir", "init_main_from_name", "init_main_from_path")
-
-
-@contextlib.contextmanager
-def telling_main() -> Iterator[None]:
-    """Have a server that is started here import the main module, as each process would have to by itself."""
-    data = spawn.get_preparation_data("aioload")
-    os.environ[_VARIABLE] = json.dumps({name: data[name] for name in _NAMES if name in data})
-    try:
-        yield
-    finally:
-        os.environ.pop(_VARIABLE, None)
+from aioload.engine.server import MAIN_VARIABLE
 
 
 def _import_main() -> None:
-    told = os.environ.pop(_VARIABLE, None)
+    told = os.environ.pop(MAIN_VARIABLE, None)
     if told is None:  # not in the server
         return
     current = process.current_process()
@@ -37,6 +26,8 @@ def _import_main() -> None:
             spawn.prepare(json.loads(told))
     finally:
         del current._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
+    if threading.active_count() > 1:  # forks of a process with threads may find locks of theirs held for ever
+        os.execv(sys.executable, sys.orig_argv)  # without the main module, which each process then imports itself
     gc.collect()
     gc.freeze()  # else a collection in a process would touch, and so copy, all that it shares with the server
 
