@@ -21,8 +21,7 @@ class FileDataset(Dataset[T_co]):
     ``decode`` can.
 
     Args:
-        paths: The files, in the order of their indices. It is kept, not copied. In a process that the dataset is given
-            to, a list of strings is another sequence of the same strings.
+        paths: The files, in the order of their indices. It is kept, not copied.
         decode: ``decode(data, index)`` makes the sample from the file's ``bytes`` and the index as it was
             asked for. It runs on several threads at once.
 
