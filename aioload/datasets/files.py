@@ -2,11 +2,9 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeAlias, TypeVar
 
 from aioload.datasets.base import Dataset, read_sample
-from aioload.datasets.paths import packed
 from aioload.errors import ArgumentError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,13 +31,6 @@ class FileDataset(Dataset[T_co]):
         _check_arguments(paths, decode)
         self.paths = paths
         self._decode = decode
-
-    def __getstate__(self) -> Any:
-        """Return what is pickled; for another process, many paths as one text."""
-        state = super().__getstate__()
-        if type(self) is not FileDataset or get_spawning_popen() is None:
-            return state
-        return {**self.__dict__, "paths": packed(self.paths)}
 
     def __len__(self) -> int:
         """Return the number of files."""
