@@ -561,6 +561,8 @@ def test_the_main_module_is_imported_once_for_all_processes(has_thread: bool, tm
     lines = ["from aioload import DataLoader", "from aioload.engine.gang import Gang", "print(__name__, flush=True)"]
     if has_thread:
         lines += ["import threading", "threading.Thread(target=threading.Event().wait, daemon=True).start()"]
+    else:  # an interrupt at that time is for the consumer as well, and not for the server
+        lines += ["import os, signal", "os.kill(os.getpid(), signal.SIGINT)"]
     main.write_text("\n".join(lines))
     script = f"""
     import __main__

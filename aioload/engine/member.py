@@ -1,6 +1,5 @@
 """Member: one engine process, as the loader has it: how it is started, what is shared with it, and how it ended."""
 
-import contextlib
 import functools
 import multiprocessing
 import os
@@ -9,7 +8,7 @@ import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -22,7 +21,7 @@ from aioload.engine.marks import Marks
 from aioload.engine.messages import Contents, Hello, Notes
 from aioload.engine.parcel import Parcel
 from aioload.engine.segments import map_file
-from aioload.engine.server import new_process
+from aioload.engine.server import interrupts_blocked, new_process
 from aioload.errors import ArgumentError, ProcessDiedError
 from aioload.ring import Ring, Slot
 from aioload.stats import Tally
@@ -92,7 +91,9 @@ class Member:
             daemon=True,
         )
         try:
-            with end, life, _interrupts_later(context):
+            if context.get_start_method() == "forkserver":
+                forkserver.ensure_running()  # not with SIGINT blocked: others' processes come from it too
+            with end, life, interrupts_blocked():
                 process.start()
         except BrokenPipeError as exc:
             raise self._died_at_once() from exc
@@ -152,18 +153,6 @@ def check_may_start() -> None:
             "say), which may not start any. Leave processes out here."
         )
         raise ArgumentError(message)
-
-
-@contextlib.contextmanager
-def _interrupts_later(context: BaseContext) -> Iterator[None]:
-    """Have a process that is started here begin with SIGINT blocked, until it ignores it."""
-    if context.get_start_method() == "forkserver":
-        forkserver.ensure_running()  # not with SIGINT blocked: others' processes come from it too
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def how_it_ended(code: int | None) -> str:

@@ -8,9 +8,10 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator
-from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
+from multiprocessing import forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext, ForkServerProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -19,7 +20,7 @@ from typing import Any, ClassVar
 _PRELOAD = "aioload.engine.template"
 
 MAIN_VARIABLE = "AIOLOAD_MAIN"
-"""In the environment of the server that is started: what its main module is."""
+"""In the environment of a server that is started here: what its main module is, if it is to import that."""
 
 _NAMES = ("sys_path", "sys_argv", "dir", "orig_dir", "init_main_from_name", "init_main_from_path")
 
@@ -32,10 +33,16 @@ def new_context(context: Any) -> BaseContext:
     if context is not None and context.get_start_method() != "forkserver":
         return context  # type: ignore[no-any-return]
     chosen = multiprocessing.get_context("forkserver")
-    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # noqa: SLF001
-        chosen.set_forkserver_preload(["__main__", _PRELOAD])
+    preloaded = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001
+    if preloaded == ["__main__"]:
+        preloaded = ["__main__", _PRELOAD]
+        chosen.set_forkserver_preload(preloaded)
     try:
-        with _telling_main():
+        with contextlib.ExitStack() as stack:
+            if preloaded is not None and _PRELOAD in preloaded:  # which sees to the rest
+                resource_tracker.ensure_running()  # when that starts, it unblocks what is blocked
+                stack.enter_context(_telling_main())
+                stack.enter_context(interrupts_blocked())
             forkserver.ensure_running()
     except OSError:  # its socket needs a folder for temporary files, and there is none
         return multiprocessing.get_context("spawn")
@@ -118,6 +125,16 @@ class _Popen(popen_forkserver.Popen):
         if not self._is_told and (flag != os.WNOHANG or wait([self.sentinel], 0)):
             _ = self.pid  # comes before what it returns
         return super().poll(flag) if self._is_told else None
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Have a process that is started here begin with SIGINT blocked, until it ignores it: that is for this one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _close(*files: int) -> None:

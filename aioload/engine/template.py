@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import sys
 import threading
 from multiprocessing import process, spawn
@@ -14,10 +15,20 @@ from multiprocessing import process, spawn
 from aioload.engine.server import MAIN_VARIABLE
 
 
-def _import_main() -> None:
+def _become_template() -> None:
     told = os.environ.pop(MAIN_VARIABLE, None)
     if told is None:  # not in the server
         return
+    if told:
+        _import_main(told)
+    gc.collect()
+    gc.freeze()  # else a collection in a process would touch, and so copy, all that it shares with the server
+    while signal.sigtimedwait({signal.SIGINT}, 0) is not None:  # blocked so far; it was for the consumer's process
+        pass
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _import_main(told: str) -> None:
     current = process.current_process()
     current._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001  # so that it starts no processes
     try:
@@ -27,9 +38,8 @@ def _import_main() -> None:
     finally:
         del current._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
     if threading.active_count() > 1:  # forks of a process with threads may find locks of theirs held for ever
+        os.environ[MAIN_VARIABLE] = ""
         os.execv(sys.executable, sys.orig_argv)  # without the main module, which each process then imports itself
-    gc.collect()
-    gc.freeze()  # else a collection in a process would touch, and so copy, all that it shares with the server
 
 
-_import_main()
+_become_template()
