@@ -30,7 +30,7 @@ from aioload.engine import aside, resume
 from aioload.engine.epochs import Epochs, epoch_of, innermost, seekable_in
 from aioload.engine.member import start_server
 from aioload.engine.passes import Pass
-from aioload.engine.plan import plan_of
+from aioload.engine.plan import Plan, plan_of
 from aioload.engine.protocol import check_cache, check_read, check_reader
 from aioload.engine.replay import put_back_epochs
 from aioload.engine.runtime import Runtime
@@ -414,7 +414,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 UserWarning,
                 stacklevel=3,  # the line of the loop
             )
-        new = self._runtime().begin(plan_of(self, self._epochs), saved)
+        plan = plan_of(self, self._epochs)
+        new = self._runtime(plan).begin(plan, saved)
         self._saved, self._latest = None, new.run.record
         return new
 
@@ -449,10 +450,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             state["epoch_told"] = self._epoch_told
         return resume.completed(state, self._fits())
 
-    def _runtime(self) -> Runtime:
+    def _runtime(self, plan: Plan | None = None) -> Runtime:
         runtime = self._runtimes.get(os.getpid())
         if runtime is None:  # two threads may get here at once: one of theirs is taken, by both
-            new = Runtime(plan_of(self, self._epochs))
+            new = Runtime(plan or plan_of(self, self._epochs))
             runtime = self._runtimes.setdefault(os.getpid(), new)
             if runtime is new:
                 runtime.close_with(self)
