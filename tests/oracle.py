@@ -45,17 +45,20 @@ def by_for(loader: DataLoader[Any]) -> Outcomes:
 
 
 def by_async_for(loader: DataLoader[Any]) -> Outcomes:
-    async def drain() -> Outcomes:
-        batches, got = aiter(loader), list[Any]()
+    got: Outcomes = []  # not what the task returns: asyncio.run writes that out, whatever it is, and drops the text
+
+    async def drain() -> None:
+        batches = aiter(loader)
         while True:
             try:
                 got.append(await anext(batches))
             except StopAsyncIteration:
-                return got
+                return
             except Exception as exc:
                 got.append(exc)
 
-    return asyncio.run(drain())
+    asyncio.run(drain())
+    return got
 
 
 WAYS = [Way(num_workers, face) for num_workers in NUM_WORKERS for face in (by_for, by_async_for)]

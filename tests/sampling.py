@@ -110,11 +110,14 @@ def passes(dataset: Any, num_passes: int = 2, **arguments: Any) -> list[Any]:
 
 
 def passes_of_a_coroutine(dataset: Any, num_passes: int = 2, **arguments: Any) -> list[Any]:
-    async def drain() -> list[Any]:
-        async with DataLoader(dataset, 3, **{"collate_fn": plain, "seed": 5, **arguments}) as loader:
-            return [[sample async for batch in loader for sample in batch] for _ in range(num_passes)]
+    got: list[Any] = []  # not what the task returns: asyncio.run writes that out, whatever it is, and drops the text
 
-    return asyncio.run(drain())
+    async def drain() -> None:
+        async with DataLoader(dataset, 3, **{"collate_fn": plain, "seed": 5, **arguments}) as loader:
+            got.extend([[sample async for batch in loader for sample in batch] for _ in range(num_passes)])
+
+    asyncio.run(drain())
+    return got
 
 
 MAKE: dict[str, Callable[[Path], Any]] = {

@@ -1,8 +1,6 @@
 import io
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 import torch.utils.data
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
+from scripts import Nursery
 
 from aioload.datasets import ImageError, ImageFolder, decode_image
 from aioload.errors import AioloadError, ArgumentError, DatasetNotFoundError, error_context
@@ -351,7 +350,7 @@ class TestArray:
                 assert np.array_equal(array, data)
 
     @pytest.mark.parametrize("max_pixels", [None, 1])
-    def test_the_first_files_of_a_process_may_meet_in_threads(self, max_pixels: int | None) -> None:
+    def test_the_first_files_of_a_process_may_meet_in_threads(self, nursery: Nursery, max_pixels: int | None) -> None:
         # In its own process, since Pillow registers formats once.
         files = [encode(pixels(RED), format) for format in ("WEBP", "TIFF", "GIF", "PNG", "BMP")]
         program = (
@@ -362,7 +361,7 @@ class TestArray:
             f"    decoded = list(pool.map(lambda data: decode_image(data, max_pixels={max_pixels}), files))\n"
             "assert all(array.tolist() == [[[255, 0, 0]]] for array in decoded)\n"
         )
-        subprocess.run([sys.executable, "-c", program], check=True)
+        nursery.run_quietly(program)
 
 
 def save(path: Path, colour: tuple[int, int, int] = RED) -> str:

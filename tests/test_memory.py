@@ -72,3 +72,18 @@ def test_groups_of_the_first_version(proc: Path, tmp_path: Path) -> None:
         memory__stat=f"total_inactive_file {200 * MB}\ntotal_active_file {40 * MB}",
     )
     assert available_bytes(proc, groups) == 250 * MB
+
+
+def test_a_limit_that_the_machine_does_not_reach_is_none(proc: Path, tmp_path: Path) -> None:
+    groups = tmp_path / "groups"
+    write(proc / "self", cgroup="4:memory:/job")
+    write(groups / "memory/job", memory__limit_in_bytes=(1 << 63) - 4096)  # how the first version says "max"
+    write(groups / "memory", memory__limit_in_bytes=9_999_998 * 1024, memory__usage_in_bytes=9_999_900 * 1024)
+    write(groups / "memory", memory__stat="total_active_file 0")
+    assert available_bytes(proc, groups) == 98 * 1024
+
+
+def test_limits_hold_where_the_machine_does_not_say_what_it_has(tmp_path: Path) -> None:
+    write(tmp_path / "self", cgroup="0::/")
+    write(tmp_path / "groups", memory__max=3000 * MB, memory__current=0, memory__stat="anon 0")
+    assert available_bytes(tmp_path, tmp_path / "groups") == 3000 * MB

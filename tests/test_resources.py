@@ -54,7 +54,7 @@ def test_loaders_that_are_dropped_take_threads_and_files_along(
     dataset = kind(tmp_path, 20, opened=True) if kind is GatedFiles else kind(20, opened=True)
     files = num_files()
     most_threads = most_files = 0
-    for _ in range(200):
+    for _ in range(100):
         next(iter(DataLoader(dataset, **arguments)))
         most_threads, most_files = max(most_threads, threading.active_count()), max(most_files, num_files())
     # One set of threads may be about to end when the next one starts.
@@ -75,7 +75,7 @@ def test_loaders_that_are_dropped_take_their_memory_along(arguments: dict[str, A
 
     before = use(50)
     # The allocator keeps what it likes for a while; what leaks is there after every round, 200 MB more each time.
-    assert min(use(100) for _ in range(3)) - before < 100 * MB
+    assert any(use(100) - before < 100 * MB for _ in range(3))
 
 
 @every_way
@@ -88,7 +88,7 @@ def test_epochs_do_not_add_up(arguments: dict[str, Any]) -> None:
             return resident_bytes()
 
         before = use(5)
-        assert min(use(10) for _ in range(3)) - before < 100 * MB
+        assert any(use(10) - before < 100 * MB for _ in range(3))
     assert slots_in_use() == []
 
 
