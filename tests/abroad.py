@@ -49,6 +49,33 @@ class Points:
         return Point(np.full((2, 3), index, np.float32), index, f"sample {index}")
 
 
+class Growing:
+    """Samples that are each larger than the one before."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(100 * (index + 1), index, np.uint8)
+
+
+class Mixed:
+    """Samples of which every other four make a batch that has no layout, as not all their numbers are of a kind."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = float(index) if index % 8 == 5 else index
+        return {"x": torch.full((300,), index), "number": number}
+
+
 class Drawing:
     """Samples that are drawn at random, and tell who drew them."""
 

@@ -53,6 +53,7 @@ from aioload.engine.share import Share
 from aioload.engine.source import Kind, Source
 from aioload.errors import ErrorContext, TransferError, safe_to_raise, strip, text_of
 from aioload.layout import Layout
+from aioload.pinned import piece_bytes
 from aioload.readers import Reader, SchemeReader
 from aioload.ring import Ring, Slot
 from aioload.stats import Ledger
@@ -137,6 +138,7 @@ class Child:
         part: What it is to do.
         dataset: The dataset, and so on.
         settings: What the loader's arguments come to, ``max_bytes`` being this process's part.
+        is_page_locked: Whether the loader page-locks the memory of slots.
     """
 
     def __init__(
@@ -150,11 +152,13 @@ class Child:
         worker_init_fn: Any,
         seed: int | None,
         settings: Settings,
+        is_page_locked: bool,
     ) -> None:
         self._channel, self._part, self._settings = channel, part, settings
         self._dataset, self._reader, self._cache, self._seed = dataset, reader, cache, seed
         self._worker_init_fn, self._default_reader = worker_init_fn, SchemeReader()
-        self._segments = Segments()
+        # As for page-locked memory in one process, few sizes: to lock a new one takes milliseconds.
+        self._segments = Segments(piece_bytes if is_page_locked else None)
         # Free slots are few: the loader is told of each that goes.
         self._ring = Ring(new_memory=self._segments.new_memory, falls_back=False, max_free=settings.max_batches + 2)
         self._sent: dict[int, Slot] = {}

@@ -26,7 +26,8 @@ it does nothing::
   flight is bounded by its part of ``prefetch_bytes``.
 - **Who owns a slot.** Its process, from which it is lent to the consumer's with the message *done*, and given back with
   *freed*. The consumer's process never writes to it. A mapping lives as long as any view of it, whatever becomes of the
-  process.
+  process. On its way to CUDA a batch is copied from there: the mapping is page-locked here, once, from its first batch
+  until it goes, and the slot is given back when the event of the copy has passed.
 - **The end.** Closing shuts the sockets at both ends: a process that finds its socket at its end ends, and is killed if
   it does not within two seconds. When the consumer's process is killed, the kernel closes a pipe, and sends SIGIO for
   it, which ends the process whatever it does. Nothing has a name, so nothing is left behind.
@@ -420,6 +421,8 @@ class Gang:
         if isinstance(made, InRows | InPieces) and made.segment is not None:
             slot = member.slot(made.segment, file, self._ring)
         if isinstance(made, InRows):
+            assert slot is not None
+            self._ring.page_lock(slot)
             layout = self._layout_of(made.layout)
         remote = self._remotes.get(message.of)
         if remote is not None:
