@@ -49,6 +49,43 @@ class Points:
         return Point(np.full((2, 3), index, np.float32), index, f"sample {index}")
 
 
+class Holding:
+    """Samples of a large array, which tell what of its memory is this process's alone; and one that they write to."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.array = np.arange(num_bytes // 8)
+        self.scribbles = torch.zeros(1000)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        assert self.array.sum() > 0
+        self.scribbles[0] += 1
+        path, sizes = mapping_of(int(self.array.ctypes.data))
+        return {
+            "number": self.array[index],
+            "path": path,
+            "own_kb": sizes["Anonymous"],
+            "there_kb": sizes["Rss"],
+            "scribbled": self.scribbles[0].item(),
+        }
+
+
+def mapping_of(address: int) -> tuple[str, dict[str, int]]:
+    """Return the file that is mapped at an address, and the kilobytes that the system tells of the mapping."""
+    path, sizes, is_it = "", dict[str, int](), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):
+            start, end = (int(each, 16) for each in name.split("-"))
+            is_it = start <= address < end
+            path = " ".join(words[4:]) if is_it else path
+        elif is_it and words[-1] == "kB":
+            sizes[name[:-1]] = int(words[0])
+    return path, sizes
+
+
 class Growing:
     """Samples that are each larger than the one before."""
 

@@ -104,11 +104,10 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
     torch.set_num_threads(1)  # as torch's workers: there are threads enough
     channel = Channel(end)
     if not parcel.contents and parcel.error is None:
-        received = channel.receive()
-        if received is None:
+        files = _files_of_contents(channel)
+        if not files:
             return
-        assert received[1] is not None
-        parcel.unpack(received[1])
+        parcel.unpack(*files)
     if parcel.error is not None:
         error = TransferError(
             f"The dataset could not be unpacked in the engine process: {text_of(parcel.error)}. Define what it is made "
@@ -128,6 +127,18 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
         raise
     finally:
         child.close(_END_S)
+
+
+def _files_of_contents(channel: Channel) -> list[int]:
+    """Return what the parcel is to be filled from; nothing if the other side is gone."""
+    files = []
+    while (received := channel.receive()) is not None:
+        message, file = received
+        assert file is not None
+        files.append(file)
+        if pickle.loads(message).is_last:
+            return files
+    return []
 
 
 class Child:

@@ -15,7 +15,8 @@ it does nothing::
     consumer, until the last view is gone ------------------>  freed: the slot is FREE for p again
 
 - **What crosses.** The dataset and all else that loads, once, when a process begins, by pickle
-  (:mod:`~aioload.engine.parcel`; with ``fork`` not even that). Then small messages (:mod:`~aioload.engine.messages`)
+  (:mod:`~aioload.engine.parcel`; with ``fork`` not even that), but for its arrays and tensors, of which all processes
+  map one copy (:mod:`~aioload.engine.buffers`). Then small messages (:mod:`~aioload.engine.messages`)
   over one socket per process, each whole or not at all (:mod:`~aioload.engine.channel`). Batches do not: both sides map
   the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
   lie in such a slot (:mod:`~aioload.engine.packing`).

@@ -72,8 +72,8 @@ class Member:
 
     def greet(self, parcel: Parcel) -> None:
         """Send it what it has to have first. It may be started before or after that."""
-        if parcel.file is not None:
-            self.send(Contents(), parcel.file)
+        for file in parcel.files:
+            self.send(Contents(is_last=file == parcel.files[-1]), file)
         self.send(Hello(), self.marks.file)
         self.marks.close()
 

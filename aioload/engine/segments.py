@@ -109,14 +109,26 @@ def map_file(file: int) -> torch.Tensor:
     return Mapping(file).memory
 
 
-def _mapped(file: int, num_bytes: int) -> tuple[Any, list[Callable[[], bool]]]:
+def map_own(file: int) -> torch.Tensor:
+    """Return the memory that a file is, uint8, to which only this process writes; the file is closed.
+
+    Pages are those of all who map it, until they are written to.
+    """
+    try:
+        mapping, _ = _mapped(file, os.fstat(file).st_size, mmap.MAP_PRIVATE)
+        return torch.frombuffer(mapping, dtype=torch.uint8)
+    finally:
+        os.close(file)
+
+
+def _mapped(file: int, num_bytes: int, flags: int = mmap.MAP_SHARED) -> tuple[Any, list[Callable[[], bool]]]:
     """Return memory as a buffer, which is there as long as the buffer or anything made from it; and what comes then.
 
     A ``mmap.mmap`` would keep the file open as well (before Python 3.13), and a consumer may hold as many batches as
     it likes, which are more than the files that it may have open.
     """
     library = _library()
-    address = library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    address = library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"{num_bytes} bytes of shared memory could not be mapped: {os.strerror(code)}")
@@ -142,7 +154,7 @@ def _library() -> ctypes.CDLL:
 
 
 def new_file(num_bytes: int) -> int:
-    """Return a file without a name, to be mapped by several processes.
+    """Return a file without a name, to be mapped by several processes; one of 0 bytes is to be written to first.
 
     Raises:
         OSError: There is no room.
@@ -154,7 +166,8 @@ def new_file(num_bytes: int) -> int:
             file = os.dup(temporary.fileno())
     try:
         # All of it now: where there is too little, that is an error here, and no SIGBUS when a row is written.
-        os.posix_fallocate(file, 0, num_bytes)
+        if num_bytes:
+            os.posix_fallocate(file, 0, num_bytes)
     except BaseException:
         os.close(file)
         raise
