@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import gc
 import os
 import pickle
 import select
@@ -117,6 +118,7 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
         error.__cause__ = parcel.error
         _send(channel, Broken(abroad.pack_error(error)))
         return
+    gc.freeze()  # what is there now stays: a collection would touch, and so copy, what is shared with who forked us
     child = Child(channel, part, **parcel.contents)
     try:
         while (received := channel.receive()) is not None:
