@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from aioload import FileDataset, get_worker_info, sample_rng
+from aioload.engine.parcel import Parcel
 
 
 class Point(NamedTuple):
@@ -163,6 +164,19 @@ def deadly_decode(data: bytes, index: int) -> int:
     if index == 9:
         die("killed")
     return index
+
+
+def sent(*contents: Any, times: int = 1) -> list[Any]:
+    """Return what so many processes make of the contents that they are given."""
+    parcel = Parcel({"contents": contents}, is_for_forks=False)
+    made = []
+    for _ in range(times):
+        other = Parcel({}, is_for_forks=True)
+        other.unpack(*[os.dup(file) for file in parcel.files])
+        assert other.error is None
+        made.append(other.contents["contents"])
+    parcel.close()
+    return made
 
 
 def decode_numbers(data: bytes, index: int) -> tuple[Any, int]:

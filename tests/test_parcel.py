@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from abroad import Holding
+from abroad import Holding, sent
 from conftest import join_all, loader_threads
 
 from aioload import DataLoader
@@ -33,19 +33,6 @@ def no_process_is_left() -> Iterator[None]:
     yield
     gc.collect()
     join_all(loader_threads())
-
-
-def sent(*contents: Any, times: int = 1) -> list[Any]:
-    """Return what so many processes make of the contents."""
-    parcel = Parcel({"contents": contents}, is_for_forks=False)
-    made = []
-    for _ in range(times):
-        other = Parcel({}, is_for_forks=True)
-        other.unpack(*[os.dup(file) for file in parcel.files])
-        assert other.error is None
-        made.append(other.contents["contents"])
-    parcel.close()
-    return made
 
 
 def read_only(array: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from aioload.datasets.compact import reduce_compact
 from aioload.engine.buffers import Buffers, buffers_in
 from aioload.engine.packing import reduce_plain
 from aioload.engine.segments import map_file, new_file
@@ -176,7 +177,8 @@ class _Pickler(reduction.ForkingPickler):
         else:
             is_private = isinstance(obj, torch.Tensor | torch.UntypedStorage) and not obj.is_shared()
         if not is_private:
-            return NotImplemented
+            compact = reduce_compact(obj, pickle.HIGHEST_PROTOCOL)
+            return NotImplemented if compact is None else compact
         if isinstance(obj, torch.Tensor) and is_plain(obj):
             reduced = reduce_plain(obj, copies=False)  # a copy might be larger by far: of one that was expanded, say
             if reduced is not None:
