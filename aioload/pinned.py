@@ -2,11 +2,17 @@
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from aioload.errors import text_of
+
+_T = TypeVar("_T")
+
+PageLock = Callable[[torch.Tensor], Callable[[], bool]]
+"""Page-locks memory that is there; what it returns undoes that, and says whether it could."""
 
 
 class Living:
@@ -50,10 +56,13 @@ class PinnedMemory:
     Args:
         new_memory: Gives uint8 memory, page-locked, of a number of bytes.
         max_bytes: How many there may be at once.
+        page_lock: Locks memory of other origin; see :meth:`lock`.
     """
 
-    def __init__(self, new_memory: Callable[[int], torch.Tensor], max_bytes: int) -> None:
-        self._new_memory, self._max_bytes = new_memory, max_bytes
+    def __init__(
+        self, new_memory: Callable[[int], torch.Tensor], max_bytes: int, *, page_lock: PageLock | None = None
+    ) -> None:
+        self._new_memory, self._max_bytes, self._page_lock = new_memory, max_bytes, page_lock
         self._living = Living()
         self._lock = threading.Lock()
         self._failure: tuple[int, str] | None = None  # bytes there were when there was no more to be had, and why
@@ -73,10 +82,30 @@ class PinnedMemory:
             MemoryError: There would be more than ``max_bytes``.
             Exception: There was none to be had, just now or since there was as much.
         """
+        size = piece_bytes(num_bytes)
         with self._lock:
-            return self._allocate(piece_bytes(num_bytes))
+            memory = self._had(size, lambda: self._new_memory(size))
+            self._living.add(memory)
+        return memory
 
-    def _allocate(self, size: int) -> torch.Tensor:
+    def lock(self, memory: torch.Tensor) -> Callable[[], bool]:
+        """Page-lock a whole mapping that is there and has not been locked; it counts as long as anybody refers to it.
+
+        Returns:
+            What undoes it, to be called before the memory is unmapped, and says whether it has.
+
+        Raises:
+            Exception: As for :meth:`allocate`.
+        """
+        page_lock = self._page_lock
+        assert page_lock is not None
+        with self._lock:
+            undo = self._had(memory.untyped_storage().nbytes(), lambda: page_lock(memory))
+            self._living.add(memory)
+        return undo
+
+    def _had(self, size: int, take: Callable[[], _T]) -> _T:
+        """Return what ``take`` gives, if so many bytes more may be had, and note if they are not."""
         present = self.num_bytes
         if present + size > self._max_bytes:
             message = f"{present + size} bytes of it would be more than the {self._max_bytes} that this loader may have"
@@ -85,13 +114,12 @@ class PinnedMemory:
             message = f"there was none to be had beyond {self._failure[0]} bytes: {self._failure[1]}"
             raise MemoryError(message)
         try:
-            memory = self._new_memory(size)
+            taken = take()
         except Exception as exc:
             self._failure = present, text_of(exc)  # not the error, whose traceback keeps whoever waits alive
             raise
         self._failure = None
-        self._living.add(memory)
-        return memory
+        return taken
 
 
 def piece_bytes(num_bytes: int) -> int:

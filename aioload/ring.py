@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from aioload.layout import ALIGNMENT
-from aioload.pinned import Living
+from aioload.pinned import Living, PageLock
 
 _MIN_SLOT_BYTES = 4096
 
@@ -49,6 +49,19 @@ class Passing(Protocol):
         ...
 
 
+class Foreign(Protocol):
+    """Memory of other origin; see :class:`~aioload.engine.segments.Mapping`."""
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """All of it, uint8."""
+        ...
+
+    def before_unmapping(self, function: Callable[[], bool]) -> None:
+        """Have ``function`` called before the memory is gone, which it stays from if that returns ``False``."""
+        ...
+
+
 class SlotState(enum.Enum):
     """Who may touch a slot's bytes."""
 
@@ -61,9 +74,14 @@ class SlotState(enum.Enum):
 
 
 class Slot:
-    """One byte arena of the ring, ``arena`` being a uint8 array aligned to :data:`~aioload.layout.ALIGNMENT`."""
+    """One byte arena of the ring, ``arena`` being a uint8 array aligned to :data:`~aioload.layout.ALIGNMENT`.
 
-    __slots__ = ("_memory", "_watch", "arena", "home", "state")
+    Attributes:
+        home: Told when nobody uses the slot, if its memory is of other origin (``foreign``).
+        is_locked: Whether that memory has been page-locked, and ``None`` before this was tried.
+    """
+
+    __slots__ = ("_memory", "_watch", "arena", "foreign", "home", "is_locked", "state")
 
     def __init__(
         self, num_bytes: int, new_memory: NewMemory | None, home: "Callable[[Slot], None] | None" = None
@@ -76,6 +94,8 @@ class Slot:
             start = -self._memory.ctypes.data % ALIGNMENT
             self.arena = self._memory[start : start + num_bytes]
         self.state, self.home = SlotState.FREE, home
+        self.foreign: Foreign | None = None
+        self.is_locked: bool | None = None
         self._watch: weakref.ref[_Lent] | None = None
 
     def __repr__(self) -> str:
@@ -108,7 +128,7 @@ class _Lent(np.ndarray[Any, Any]):
     """A view of an arena that lives exactly as long as any tensor or array made from it."""
 
 
-def _view_of_array(arena: _Lent, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
+def _view_of_array(arena: "np.ndarray[Any, Any]", dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
     return torch.frombuffer(arena, dtype=dtype, count=count, offset=offset)
 
 
@@ -123,6 +143,7 @@ class Ring:
         new_memory: Gives slots their memory, page-locked, which device copies need to run beside the host; ``None``
             for any. If it raises, any will do, and one warning says so ...
         falls_back: ... unless this is ``False``: then it is raised.
+        page_lock: Page-locks memory that was adopted. If it raises, that stays as it is, and the warning says so.
         reuse: Whether a slot that was lent comes back. Without it every batch has memory of its own from torch's
             allocator, and gives it back there: that alone knows of the copies that the consumer has issued from it, on
             whatever streams, and gives it out again when they are done.
@@ -137,6 +158,7 @@ class Ring:
         *,
         new_memory: NewMemory | None = None,
         falls_back: bool = True,
+        page_lock: PageLock | None = None,
         reuse: bool = True,
         max_free: int = 8,
         warn_held: int = 64,
@@ -144,6 +166,7 @@ class Ring:
         poison: int | None = None,
     ) -> None:
         self.new_memory, self.reuse, self._falls_back = new_memory, reuse, falls_back
+        self._page_lock = page_lock
         self.max_free, self.poison = max_free, poison
         self.warn_held, self.warn_held_bytes = warn_held, warn_held_bytes
         self.max_held_seen = 0
@@ -160,6 +183,9 @@ class Ring:
         self._copying: deque[tuple[Slot, Passing]] = deque()  # in the order of their events
         self._warned = self._warned_of_refusal = False
         self._refusal: str | None = None  # why there was no page-locked memory for a slot
+        if page_lock is not None:
+            _sweep()
+            weakref.finalize(self, _outlive, self._copying).atexit = False
 
     def __repr__(self) -> str:
         return f"<Ring free={len(self._free)} lent={self.num_lent} copying={self.num_copying}>"
@@ -194,14 +220,36 @@ class Ring:
         slot.state = SlotState.FILLING
         return slot
 
-    def adopt(self, memory: torch.Tensor, home: Callable[[Slot], None]) -> Slot:
+    @property
+    def locks_pages(self) -> bool:
+        """Whether memory that is adopted can be page-locked."""
+        return self._page_lock is not None
+
+    def adopt(self, foreign: Foreign, home: Callable[[Slot], None]) -> Slot:
         """Return a slot over memory that is filled elsewhere (FREE; see :meth:`Slot.arrive`), for all but acquiring.
 
         Args:
-            memory: uint8.
+            foreign: The memory.
             home: Called with the slot, under the ring's lock, when nobody uses it: it may be filled again.
         """
-        return Slot(len(memory), lambda _: memory, home)
+        slot = Slot(len(foreign.memory), lambda _: foreign.memory, home)
+        slot.foreign = foreign
+        return slot
+
+    def page_lock(self, slot: Slot) -> None:
+        """Have the memory of an adopted slot page-locked until it is gone, if the ring does that; tried once for each.
+
+        That is for slots that a copier takes. Who has nothing but torch to tell him when copies are done, as a consumer
+        does, must not copy from it: torch's allocator does not know it. So :meth:`lend` lends copies.
+        """
+        if self._page_lock is None or slot.is_locked is not None:
+            return
+        assert slot.foreign is not None, slot
+        try:
+            slot.foreign.before_unmapping(self._page_lock(slot.foreign.memory))
+            slot.is_locked = True
+        except Exception as exc:  # torch has several for this
+            slot.is_locked, self._refusal = False, repr(exc)
 
     def take_in(self) -> None:
         """Find the slots that nobody sees any more, without acquiring one."""
@@ -225,14 +273,20 @@ class Ring:
     def drop(self, slot: Slot) -> None:
         """READY -> DROPPED: let the slot's memory go to where it came from; something may still be reading it."""
         assert slot.state is SlotState.READY, slot
-        slot.state = SlotState.DROPPED
+        _drop(slot)
 
     def lend(self, slot: Slot) -> View:
         """READY -> LENT: return a function that gives out tensors over the arena, for the consumer.
 
-        The slot comes back by itself when that function, and all the tensors it gave, have been collected.
+        The slot comes back by itself when that function, and all the tensors it gave, have been collected. (Of one that
+        was page-locked where it was, a copy is lent, and it is free at once; see :meth:`page_lock`.)
         """
         assert slot.state is SlotState.READY, slot
+        if slot.is_locked:
+            private = Slot(slot.arena.nbytes, None)
+            private.arena[:] = slot.arena
+            self.release(slot)
+            return functools.partial(_view_of_array, private.arena)
         if not self.reuse and slot.home is None:
             slot.state = SlotState.DROPPED
             memory = slot.tensor(slot.arena.nbytes)
@@ -319,7 +373,7 @@ class Ring:
                 if not event.query():
                     return
             except Exception:  # the device is broken: the next copy will say so, and nobody that this one is done
-                slot.state = SlotState.DROPPED
+                _drop(slot)
             self._copying.popleft()
             if slot.state is SlotState.COPYING:
                 self._put_back(slot)
@@ -345,3 +399,40 @@ class Ring:
     def _take(self, slot: Slot) -> None:
         self._free.remove(slot)
         self._free_bytes -= slot.arena.nbytes
+
+
+_outliving: deque[tuple[Slot, Passing]] = deque()
+"""Slots whose rings are gone, and whose memory, page-locked where it was, a device may still be reading."""
+
+
+def _outlive(copying: "deque[tuple[Slot, Passing]]") -> None:
+    """Keep memory that torch does not know to be in use, as it would its own, when a ring is gone."""
+    _outliving.extend(pair for pair in copying if pair[0].is_locked)
+    _sweep()
+
+
+def _sweep() -> None:
+    """Let go what devices have read. Any thread; never waits."""
+    for _ in range(len(_outliving)):
+        try:
+            pair = _outliving.popleft()
+        except IndexError:  # another thread does the same
+            return
+        slot, event = pair
+        try:
+            if not event.query():
+                _outliving.append(pair)
+        except Exception:
+            _drop(slot)
+
+
+def _drop(slot: Slot) -> None:
+    """Let a slot go that something may be reading, nobody knows until when."""
+    slot.state = SlotState.DROPPED
+    if slot.is_locked:
+        assert slot.foreign is not None
+        slot.foreign.before_unmapping(_refuse)
+
+
+def _refuse() -> bool:
+    return False

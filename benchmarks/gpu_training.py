@@ -83,15 +83,23 @@ class Workload:
 
     def feeders(self, card: Card, num_workers: Iterable[int]) -> dict[str, Make]:
         """Return ways to feed the step, ours first."""
-        feeders: dict[str, Make] = {"aioload": lambda: self.ours(card), CACHED: lambda: self.cached(card)}
+        feeders: dict[str, Make] = {
+            "aioload": lambda: self.ours(card),
+            "aioload, 1 process": lambda: self.ours(card, processes=1),
+            CACHED: lambda: self.cached(card),
+        }
         for num in num_workers:
             feeders[f"torch, {num} workers"] = lambda num=num: self.torchs(card, num)  # type: ignore[misc]
         return feeders
 
-    def ours(self, card: Card) -> Any:
-        """Return our loader, as it is without settings."""
+    def ours(self, card: Card, processes: int = 0) -> Any:
+        """Return our loader, as it is without other settings."""
         return aioload.DataLoader(
-            self.dataset, self.batch_size, sampler=Endless(len(self.dataset)), device=card.loader_device
+            self.dataset,
+            self.batch_size,
+            sampler=Endless(len(self.dataset)),
+            device=card.loader_device,
+            processes=processes,
         )
 
     def torchs(self, card: Card, num_workers: int) -> Any:

@@ -1,6 +1,8 @@
 """Tree memory: what a loader's processes hold together, on a dataset that holds many paths.
 
-Usage: python -m benchmarks.tree_memory aioload|torch NUM_PROCESSES NUM_PATHS
+Usage: python -m benchmarks.tree_memory aioload|torch NUM_PROCESSES NUM_PATHS [list|files] [forkserver|fork|spawn]
+
+The paths are a list of the dataset's own, or one that our FileDataset has.
 
 It prints the bytes of the process and those below it, what several share counted once, after two epochs.
 """
@@ -14,11 +16,31 @@ import torch
 import aioload
 
 
+def make_paths(count: int) -> list[str]:
+    """Return paths of files that are not there."""
+    return [f"/mnt/storage/dataset/train/class-{n % 1000:04d}/image-{n:08d}.jpeg" for n in range(count)]
+
+
+def decode(data: bytes, index: int) -> int:
+    """Never called."""
+    raise AssertionError
+
+
+class Files(aioload.FileDataset[int]):
+    """Ours, none of whose files is read."""
+
+    def __init__(self, num_paths: int) -> None:
+        super().__init__(make_paths(num_paths), decode)
+
+    def __getitem__(self, index: int) -> int:
+        return len(self.paths[index])  # type: ignore[arg-type]
+
+
 class Paths(torch.utils.data.Dataset[int]):
     """A dataset that holds paths, and reads none of them."""
 
     def __init__(self, num_paths: int) -> None:
-        self.paths = [f"/mnt/storage/dataset/train/class-{n % 1000:04d}/image-{n:08d}.jpeg" for n in range(num_paths)]
+        self.paths = make_paths(num_paths)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -39,8 +61,10 @@ def tree_bytes(pid: int | str = "self") -> int:
 def main() -> None:
     """Load two epochs and print what is held in the second."""
     name, num_processes, num_paths = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    dataset = Paths(num_paths)
+    kind, start_method = [*sys.argv[4:], *["list", None][len(sys.argv) - 4 :]]
+    dataset: Any = Files(num_paths) if kind == "files" else Paths(num_paths)
     arguments: dict[str, Any] = {"batch_size": 1024, "shuffle": True, "persistent_workers": True}
+    arguments["multiprocessing_context"] = start_method
     if name == "torch":
         loader: Any = torch.utils.data.DataLoader(dataset, num_workers=num_processes, **arguments)
     else:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from aioload import FileDataset, get_worker_info, sample_rng
+from aioload.engine.parcel import Parcel
 
 
 class Point(NamedTuple):
@@ -47,6 +48,70 @@ class Points:
         if index in self.bad:
             raise FieldsError(index, where="here")
         return Point(np.full((2, 3), index, np.float32), index, f"sample {index}")
+
+
+class Holding:
+    """Samples of a large array, which tell what of its memory is this process's alone; and one that they write to."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.array = np.arange(num_bytes // 8)
+        self.scribbles = torch.zeros(1000)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        assert self.array.sum() > 0
+        self.scribbles[0] += 1
+        path, sizes = mapping_of(int(self.array.ctypes.data))
+        return {
+            "number": self.array[index],
+            "path": path,
+            "own_kb": sizes["Anonymous"],
+            "there_kb": sizes["Rss"],
+            "scribbled": self.scribbles[0].item(),
+        }
+
+
+def mapping_of(address: int) -> tuple[str, dict[str, int]]:
+    """Return the file that is mapped at an address, and the kilobytes that the system tells of the mapping."""
+    path, sizes, is_it = "", dict[str, int](), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):
+            start, end = (int(each, 16) for each in name.split("-"))
+            is_it = start <= address < end
+            path = " ".join(words[4:]) if is_it else path
+        elif is_it and words[-1] == "kB":
+            sizes[name[:-1]] = int(words[0])
+    return path, sizes
+
+
+class Growing:
+    """Samples that are each larger than the one before."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(100 * (index + 1), index, np.uint8)
+
+
+class Mixed:
+    """Samples of which every other four make a batch that has no layout, as not all their numbers are of a kind."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = float(index) if index % 8 == 5 else index
+        return {"x": torch.full((300,), index), "number": number}
 
 
 class Drawing:
@@ -105,6 +170,19 @@ def deadly_late(data: bytes, index: int) -> int:
     if index == 202:  # by then it is known that decoding takes no time
         die("killed")
     return index
+
+
+def sent(*contents: Any, times: int = 1) -> list[Any]:
+    """Return what so many processes make of the contents that they are given."""
+    parcel = Parcel({"contents": contents}, is_for_forks=False)
+    made = []
+    for _ in range(times):
+        other = Parcel({}, is_for_forks=True)
+        other.unpack(*[os.dup(file) for file in parcel.files])
+        assert other.error is None
+        made.append(other.contents["contents"])
+    parcel.close()
+    return made
 
 
 def decode_numbers(data: bytes, index: int) -> tuple[Any, int]:

@@ -1,7 +1,7 @@
 """Accelerator: any device with streams that ``torch.accelerator`` serves, such as Intel's ``xpu``."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +33,11 @@ class AcceleratorBackend:
         """
         with self._as_current():
             return pinned_memory(num_bytes)
+
+    def page_lock(self, memory: torch.Tensor) -> Callable[[], bool]:
+        """Raise :class:`RuntimeError`: torch has no such call for other devices than CUDA's."""
+        message = f"torch cannot page-lock memory of other processes for {self.device.type}"
+        raise RuntimeError(message)
 
     def new_stream(self) -> Stream:
         """Return a stream of the device's."""

@@ -4,6 +4,7 @@ A device works on its own: what is asked of it is put on a *stream* and done lat
 the host and the other streams. An *event* marks a place on a stream; it has passed when all before it is done.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -43,6 +44,23 @@ class DeviceBackend(Protocol):
         """Return uint8 memory of the host, aligned for any dtype, that copies are made from beside the host's work.
 
         When nobody refers to it any more, it is given out again no sooner than copies from it are done.
+        """
+        ...
+
+    def page_lock(self, memory: torch.Tensor) -> Callable[[], bool]:
+        """Have copies from memory of the host that is there run beside the host's work, as from :meth:`host_memory`.
+
+        But nobody keeps it until they are done: that is up to the caller.
+
+        Args:
+            memory: uint8, a mapping from its first page to its last.
+
+        Returns:
+            What undoes it, to be called before the memory is unmapped, on any thread. It never waits, and returns
+            whether the memory may be unmapped. In a forked process it does nothing.
+
+        Raises:
+            RuntimeError: It cannot be done.
         """
         ...
 

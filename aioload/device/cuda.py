@@ -6,7 +6,8 @@ It is not :class:`~aioload.device.AcceleratorBackend`, which would do: up to tor
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -55,6 +56,20 @@ class CudaBackend:
         with torch.cuda.device(self.device), on_cpus(self._cpus_near):
             return pinned_memory(num_bytes)
 
+    def page_lock(self, memory: torch.Tensor) -> Callable[[], bool]:
+        """Register memory of the host with CUDA, so that tensors over it are pinned ones; return what undoes it.
+
+        Raises:
+            RuntimeError: The system, or its limits, do not allow that.
+        """
+        address = memory.data_ptr()
+        with torch.cuda.device(self.device):
+            # A failure also stays behind in CUDA as the latest error of this thread, for torch to raise when the thread
+            # launches a kernel next, and torch has no call that takes it from there. The gang's thread launches none.
+            code = torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0)  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(code)
+        return functools.partial(_unlock, address, self.device, os.getpid())
+
     @functools.cached_property
     def _cpus_near(self) -> frozenset[int]:
         return cpus_near(pci_address(torch.cuda.get_device_properties(self.device)))
@@ -94,3 +109,20 @@ class CudaBackend:
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Have the memory of ``tensor``, once free, wait for what is on ``stream`` by then."""
         tensor.record_stream(stream)
+
+
+def _unlock(address: int, device: torch.device, pid: int) -> bool:
+    """Undo :meth:`CudaBackend.page_lock`; return whether the memory may be unmapped.
+
+    What stays registered must stay mapped as well: CUDA would take what is mapped there next for the same memory.
+    """
+    if os.getpid() != pid:
+        return True  # of a fork CUDA knows nothing
+    try:
+        with torch.cuda.device(device):
+            if torch.cuda.is_current_stream_capturing():  # a graph, which this call would spoil
+                return False
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+    except Exception:  # the device is broken, as the next copy will say
+        return False
+    return True

@@ -1,6 +1,7 @@
 """Streamless: a device that does one thing after another, as it is asked, such as Apple's GPU for torch."""
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,6 +40,10 @@ class StreamlessBackend:
     def host_memory(self, num_bytes: int) -> torch.Tensor:
         """Return memory of the usual kind."""
         return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def page_lock(self, memory: torch.Tensor) -> Callable[[], bool]:
+        """Do nothing."""
+        return lambda: True
 
     def new_stream(self) -> Stream | None:
         """Return ``None``: there are no streams."""

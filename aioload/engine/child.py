@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import functools
+import gc
 import os
 import pickle
 import select
@@ -54,6 +55,7 @@ from aioload.engine.share import Share
 from aioload.engine.source import Kind, Source
 from aioload.errors import ErrorContext, TransferError, safe_to_raise, strip, text_of
 from aioload.layout import Layout
+from aioload.pinned import piece_bytes
 from aioload.readers import Reader, SchemeReader
 from aioload.ring import Ring, Slot
 from aioload.stats import Ledger
@@ -105,11 +107,10 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
     torch.set_num_threads(1)  # as torch's workers: there are threads enough
     channel = Channel(end)
     if not parcel.contents and parcel.error is None:
-        received = channel.receive()
-        if received is None:
+        files = _files_of_contents(channel)
+        if not files:
             return
-        assert received[1] is not None
-        parcel.unpack(received[1])
+        parcel.unpack(*files)
     if parcel.error is not None:
         error = TransferError(
             f"The dataset could not be unpacked in the engine process: {text_of(parcel.error)}. Define what it is made "
@@ -119,6 +120,7 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
         error.__cause__ = parcel.error
         _send(channel, Broken(abroad.pack_error(error)))
         return
+    gc.freeze()  # what is there now stays: a collection would touch, and so copy, what is shared with who forked us
     child = Child(channel, part, **parcel.contents)
     try:
         while (received := channel.receive()) is not None:
@@ -131,6 +133,18 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
         child.close(_END_S)
 
 
+def _files_of_contents(channel: Channel) -> list[int]:
+    """Return what the parcel is to be filled from; nothing if the other side is gone."""
+    files = []
+    while (received := channel.receive()) is not None:
+        message, file = received
+        assert file is not None
+        files.append(file)
+        if pickle.loads(message).is_last:
+            return files
+    return []
+
+
 class Child:
     """The engine of this process: what a runtime is to a loader.
 
@@ -139,6 +153,7 @@ class Child:
         part: What it is to do.
         dataset: The dataset, and so on.
         settings: What the loader's arguments come to, ``max_bytes`` being this process's part.
+        is_page_locked: Whether the loader page-locks the memory of slots.
     """
 
     def __init__(
@@ -152,11 +167,13 @@ class Child:
         worker_init_fn: Any,
         seed: int | None,
         settings: Settings,
+        is_page_locked: bool,
     ) -> None:
         self._channel, self._part, self._settings = channel, part, settings
         self._dataset, self._reader, self._cache, self._seed = dataset, reader, cache, seed
         self._worker_init_fn, self._default_reader = worker_init_fn, SchemeReader()
-        self._segments = Segments()
+        # As for page-locked memory in one process, few sizes: to lock a new one takes milliseconds.
+        self._segments = Segments(piece_bytes if is_page_locked else None)
         # Free slots are few: the loader is told of each that goes.
         self._ring = Ring(new_memory=self._segments.new_memory, falls_back=False, max_free=settings.max_batches + 2)
         self._sent: dict[int, Slot] = {}

@@ -62,6 +62,7 @@ def gang_for(plan: Plan, kind: Kind, *, ring: Ring, portal: Portal, ledger: Ledg
         "worker_init_fn": plan.worker_init_fn,
         "seed": plan.seed,
         "settings": settings,
+        "is_page_locked": ring.locks_pages,
     }
 
     return Gang(

@@ -15,7 +15,8 @@ it does nothing::
     consumer, until the last view is gone ------------------>  freed: the slot is FREE for p again
 
 - **What crosses.** The dataset and all else that loads, once, when a process begins, by pickle
-  (:mod:`~aioload.engine.parcel`; with ``fork`` not even that). Then small messages (:mod:`~aioload.engine.messages`)
+  (:mod:`~aioload.engine.parcel`; with ``fork`` not even that), but for its arrays and tensors, of which all processes
+  map one copy (:mod:`~aioload.engine.buffers`). Then small messages (:mod:`~aioload.engine.messages`)
   over one socket per process, each whole or not at all (:mod:`~aioload.engine.channel`). Batches do not: both sides map
   the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
   lie in such a slot (:mod:`~aioload.engine.packing`).
@@ -32,7 +33,8 @@ it does nothing::
   flight is bounded by its part of ``prefetch_bytes``.
 - **Who owns a slot.** Its process, from which it is lent to the consumer's with the message *done*, and given back with
   *freed*. The consumer's process never writes to it. A mapping lives as long as any view of it, whatever becomes of the
-  process.
+  process. On its way to CUDA a batch is copied from there: the mapping is page-locked here, once, from its first batch
+  until it goes, and the slot is given back when the event of the copy has passed.
 - **The end.** Closing shuts the sockets at both ends: a process that finds its socket at its end ends, and is killed if
   it does not within two seconds. When the consumer's process is killed, the kernel closes a pipe, and sends SIGIO for
   it, which ends the process whatever it does. Nothing has a name, so nothing is left behind.
@@ -453,6 +455,8 @@ class Gang:
         if isinstance(made, InRows | InPieces) and made.segment is not None:
             slot = member.slot(made.segment, file, self._ring)
         if isinstance(made, InRows):
+            assert slot is not None
+            self._ring.page_lock(slot)
             layout = self._layout_of(made.layout)
         remote = self._remotes.get(message.of)
         if remote is not None:

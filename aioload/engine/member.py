@@ -20,7 +20,7 @@ from aioload.engine.child import Part
 from aioload.engine.marks import Marks
 from aioload.engine.messages import Contents, Hello, Notes
 from aioload.engine.parcel import Parcel
-from aioload.engine.segments import map_file
+from aioload.engine.segments import Mapping
 from aioload.engine.server import interrupts_blocked, new_process
 from aioload.errors import ArgumentError, ProcessDiedError
 from aioload.ring import Ring, Slot
@@ -66,8 +66,8 @@ class Member:
 
     def greet(self, parcel: Parcel) -> None:
         """Send it what it has to have first. It may be started before or after that."""
-        if parcel.file is not None:
-            self.send(Contents(), parcel.file)
+        for file in parcel.files:
+            self.send(Contents(is_last=file == parcel.files[-1]), file)
         self.send(Hello(), self.marks.file)
         self.marks.close()
 
@@ -125,6 +125,7 @@ class Member:
                 process.join()
         for end in (*self._ends, self.marks, self.channel):
             end.close()
+        self.slots.clear()  # not when a collection finds us: their memory may be page-locked
 
     def notes(self) -> Notes | None:
         """Return what it has not been told, once."""
@@ -139,7 +140,7 @@ class Member:
     def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
         """Return the slot over one of its segments, which has just been filled."""
         if file is not None:
-            self.slots[segment] = ring.adopt(map_file(file), functools.partial(_note_freed, self.freed, segment))
+            self.slots[segment] = ring.adopt(Mapping(file), functools.partial(_note_freed, self.freed, segment))
         slot = self.slots[segment]
         slot.arrive()
         return slot

@@ -10,7 +10,9 @@ from aioload.engine.position import Place
 
 
 class Contents(NamedTuple):
-    """What the process is given, in the file that comes with this, unless it was given it when it was started."""
+    """What the process is given, in the files that come with these, unless it was given it when it was started."""
+
+    is_last: bool
 
 
 class Hello(NamedTuple):

@@ -67,15 +67,28 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor) or not is_plain(obj):
             return NotImplemented
-        order = sorted(range(obj.dim()), key=obj.stride, reverse=True)  # so that a transposed one stays transposed
-        dense = obj.permute(order).contiguous()
-        array: Any = dense.view(-1).view(torch.uint8).numpy()
-        return _tensor, (
-            pickle.PickleBuffer(array),
-            obj.dtype,
-            dense.shape,
-            [order.index(dim) for dim in range(len(order))],
-        )
+        return reduce_plain(obj)
+
+
+def reduce_plain(tensor: torch.Tensor, *, copies: bool = True) -> Any:
+    """Return how a plain tensor is pickled with its bytes in a buffer; ``None`` if that would need a copy of them.
+
+    Args:
+        tensor: See :func:`~aioload.structure.is_plain`.
+        copies: Whether it may be copied.
+    """
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)  # so that a transposed one stays transposed
+    turned = tensor.permute(order)
+    if not copies and not turned.is_contiguous():
+        return None
+    dense = turned.contiguous()
+    array: Any = dense.view(-1).view(torch.uint8).numpy()
+    return _tensor, (
+        pickle.PickleBuffer(array),
+        tensor.dtype,
+        dense.shape,
+        [order.index(dim) for dim in range(len(order))],
+    )
 
 
 def _tensor(memory: Any, dtype: torch.dtype, shape: torch.Size, order: list[int]) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Parcel: what an engine process is given when it begins: dataset and settings."""
+"""Parcel: what an engine process is given when it begins: dataset and settings.
+
+Arrays and tensors of theirs are there once for all processes (:mod:`~aioload.engine.buffers`), the rest in each.
+"""
 
 import contextlib
 import dataclasses
@@ -10,19 +13,22 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.context import set_spawning_popen
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 
+from aioload.datasets.compact import reduce_compact
+from aioload.engine.buffers import Buffers, buffers_in
+from aioload.engine.packing import reduce_plain
 from aioload.engine.segments import map_file, new_file
 from aioload.errors import TransferError, text_of
+from aioload.structure import is_plain
 
 _MOST_DEPTH = 6
 
 
 class Parcel:
-    """Things by name that travel to processes: pickled once for all, in a file that is passed on behind their start.
+    """Things by name that travel to processes: pickled once for all, in files that are passed on behind their start.
 
     What can only be pickled in the course of the start of a process, and goes there another way, has the parcel
     pickled anew with each; so it is also where nothing needs to be pickled, as the process is a fork.
@@ -33,27 +39,32 @@ class Parcel:
 
     Raises:
         TransferError: Something cannot be pickled; the message says which part of what.
+        OSError: There is no memory for it.
     """
 
     def __init__(self, contents: dict[str, Any], *, is_for_forks: bool) -> None:
         self.contents = contents
         self.error: BaseException | None = None
         """In the process that got it: why the contents could not be unpacked."""
-        self.file: int | None = None
-        """Where they are, until :meth:`close`."""
+        self.files: list[int] = []
+        """Where they are, until :meth:`close`: the pickle, and the buffers beside it, if there are any."""
         if not is_for_forks:
             with contextlib.suppress(_OnlyWithProcessError):
-                self.file = _written(_pickled_for_all(contents))
+                self.files = _written(contents)
+
+    @property
+    def file(self) -> int | None:
+        """The first of the files, ``None`` if there are none."""
+        return self.files[0] if self.files else None
 
     def wrapping(self) -> "Parcel":
         """Return what a process is started with, whatever the contents are sent by."""
         return self if self.file is None else Parcel({}, is_for_forks=True)
 
     def close(self) -> None:
-        """Close the file: it has been given to all."""
-        file, self.file = self.file, None
-        if file is not None:
-            os.close(file)
+        """Close the files: they have been given to all."""
+        while self.files:
+            os.close(self.files.pop())
 
     def __reduce__(self) -> Any:
         """Pickle, in the course of the start of a process.
@@ -63,12 +74,15 @@ class Parcel:
         """
         if not self.contents:
             return _unpack, (None,)
-        return _unpack, (_pickled_or_error(self.contents),)
+        stream = io.BytesIO()
+        _dump_or_error(self.contents, stream)
+        return _unpack, (stream.getvalue(),)
 
-    def unpack(self, file: int) -> None:
-        """Fill it with the contents of a file, which is closed. In the process that got it."""
+    def unpack(self, file: int, beside: int | None = None) -> None:
+        """Fill it with the contents of files, which are closed. In the process that got it."""
         try:
-            self.contents = pickle.loads(map_file(file).numpy().data)
+            buffers = () if beside is None else buffers_in(beside)
+            self.contents = pickle.loads(map_file(file).numpy().data, buffers=buffers)
         except BaseException as exc:
             self.error = exc
 
@@ -86,20 +100,56 @@ class _Nobody:
     duplicate_for_child = DupFd
 
 
-def _pickled_for_all(contents: dict[str, Any]) -> bytes:
+class _Sink(Protocol):
+    def write(self, data: Any, /) -> int: ...
+
+
+class _File:
+    """A file to be pickled into, of which one can tell that it could not be written to."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        done = 0
+        try:
+            with memoryview(data).cast("B") as view:
+                while done < len(view):
+                    done += os.write(self._file, view[done:])
+        except OSError as exc:
+            self.error = exc
+            raise
+        return done
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _written(contents: dict[str, Any]) -> list[int]:
+    buffers, files = Buffers(), [new_file(0)]
     set_spawning_popen(_Nobody())  # type: ignore[arg-type]
     try:
-        return _pickled_or_error(contents)
+        _dump_or_error(contents, _File(files[0]), buffers)
+        beside = buffers.written()
+    except BaseException:
+        os.close(files[0])
+        raise
     finally:
         set_spawning_popen(None)
+    return files if beside is None else [*files, beside]
 
 
-def _pickled_or_error(contents: dict[str, Any]) -> bytes:
+def _dump_or_error(contents: dict[str, Any], sink: _Sink, buffers: Buffers | None = None) -> None:
     try:
-        return _pickled(contents)
+        _dump(contents, sink, buffers)
     except _OnlyWithProcessError:
         raise
     except Exception as exc:
+        if isinstance(sink, _File) and exc is sink.error:
+            raise
         name, part, inner = unpicklable_part(contents, exc)
         name = name.removeprefix("settings.")  # the loader's own arguments
         message = (
@@ -111,16 +161,8 @@ def _pickled_or_error(contents: dict[str, Any]) -> bytes:
         raise TransferError(message) from exc
 
 
-def _written(pickled: bytes) -> int:
-    file = new_file(len(pickled))
-    map_file(os.dup(file)).numpy()[:] = np.frombuffer(pickled, np.uint8)
-    return file
-
-
-def _pickled(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
+def _dump(value: Any, sink: _Sink, buffers: Buffers | None = None) -> None:
+    _Pickler(sink, pickle.HIGHEST_PROTOCOL, True, buffers).dump(value)
 
 
 class _Pickler(reduction.ForkingPickler):
@@ -134,7 +176,14 @@ class _Pickler(reduction.ForkingPickler):
             is_private = not obj._untyped_storage.is_shared()  # noqa: SLF001  # its own is_shared() warns
         else:
             is_private = isinstance(obj, torch.Tensor | torch.UntypedStorage) and not obj.is_shared()
-        return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if is_private else NotImplemented
+        if not is_private:
+            compact = reduce_compact(obj, pickle.HIGHEST_PROTOCOL)
+            return NotImplemented if compact is None else compact
+        if isinstance(obj, torch.Tensor) and is_plain(obj):
+            reduced = reduce_plain(obj, copies=False)  # a copy might be larger by far: of one that was expanded, say
+            if reduced is not None:
+                return reduced
+        return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 def _unpack(pickled: bytes | None) -> Parcel:
@@ -185,7 +234,7 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _error_of(value: Any) -> Exception | None:
     try:
-        _pickled(value)
+        _dump(value, _Nowhere(), Buffers())
     except Exception as exc:
         return exc
     return None

@@ -55,16 +55,17 @@ class Runtime:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         settings, backend = plan.settings, plan.backend
-        new_memory = pinned_memory if settings.pin else None
+        new_memory, page_lock = pinned_memory if settings.pin else None, None
         if backend is not None and not isinstance(backend, StreamlessBackend):
-            new_memory = backend.host_memory
+            new_memory, page_lock = backend.host_memory, backend.page_lock
         num_slots = settings.max_batches + 2  # being consumed, and being put together
         self._pinned: PinnedMemory | None = None
         if new_memory is not None:
             most = max(settings.max_bytes, available_bytes() // _PINNED_SHARE)
-            self._pinned = PinnedMemory(new_memory, most)
+            self._pinned = PinnedMemory(new_memory, most, page_lock=page_lock)
         self.ring = Ring(
             new_memory=None if self._pinned is None else self._pinned.allocate,
+            page_lock=None if self._pinned is None or page_lock is None else self._pinned.lock,
             reuse=not settings.pin,
             max_free=num_slots,
             warn_held=max(32, 4 * num_slots),

@@ -12,6 +12,7 @@ import os
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,12 +23,16 @@ _FAILED = ctypes.c_void_p(-1).value
 class Segments:
     """The memory of the slots of a process that fills them for another one. Any thread may call any method.
 
+    Args:
+        size_of: Returns how large a segment is to be for a number of bytes.
+
     Attributes:
         dropped: The numbers of segments that are gone here, for the other process to let go.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size_of: Callable[[int], int] | None = None) -> None:
         self.dropped: deque[int] = deque()
+        self._size_of = size_of
         self._numbers = itertools.count()
         self._by_address: dict[int, int] = {}
         self._files: dict[int, int] = {}
@@ -36,14 +41,16 @@ class Segments:
         return f"<Segments {sorted(self._by_address.values())}>"
 
     def new_memory(self, num_bytes: int) -> torch.Tensor:
-        """Return a new segment, as the memory of a slot.
+        """Return a new segment, of that size at least, as the memory of a slot.
 
         Raises:
             OSError: There is no room.
         """
+        if self._size_of is not None:
+            num_bytes = self._size_of(num_bytes)
         file = new_file(num_bytes)
         try:
-            mapping = _mapped(file, num_bytes)
+            mapping, _ = _mapped(file, num_bytes)
         except BaseException:
             os.close(file)
             raise
@@ -71,28 +78,69 @@ class Segments:
             self.dropped.append(number)
 
 
+class Mapping:
+    """Another process's segment, which stays mapped as long as ``memory``, a uint8 tensor, or anything made from it.
+
+    Args:
+        file: The segment's, which is closed.
+    """
+
+    def __init__(self, file: int) -> None:
+        try:
+            mapping, self._ahead = _mapped(file, os.fstat(file).st_size)
+        finally:
+            os.close(file)
+        self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
+
+    def __repr__(self) -> str:
+        return f"<Mapping {len(self.memory)} bytes at {self.memory.data_ptr():#x}>"
+
+    def before_unmapping(self, function: Callable[[], bool]) -> None:
+        """Have ``function`` called first, on whatever thread, the latest before those that were given earlier.
+
+        If it returns ``False``, these are not called, and the memory stays mapped. When the interpreter ends, nothing
+        is called, nor unmapped.
+        """
+        self._ahead.append(function)
+
+
 def map_file(file: int) -> torch.Tensor:
     """Return the memory that is another process's segment, by its file, which is closed."""
+    return Mapping(file).memory
+
+
+def map_own(file: int) -> torch.Tensor:
+    """Return the memory that a file is, uint8, to which only this process writes; the file is closed.
+
+    Pages are those of all who map it, until they are written to.
+    """
     try:
-        return torch.frombuffer(_mapped(file, os.fstat(file).st_size), dtype=torch.uint8)
+        mapping, _ = _mapped(file, os.fstat(file).st_size, mmap.MAP_PRIVATE)
+        return torch.frombuffer(mapping, dtype=torch.uint8)
     finally:
         os.close(file)
 
 
-def _mapped(file: int, num_bytes: int) -> Any:
-    """Return memory as a buffer, which is there as long as the buffer or anything made from it.
+def _mapped(file: int, num_bytes: int, flags: int = mmap.MAP_SHARED) -> tuple[Any, list[Callable[[], bool]]]:
+    """Return memory as a buffer, which is there as long as the buffer or anything made from it; and what comes then.
 
     A ``mmap.mmap`` would keep the file open as well (before Python 3.13), and a consumer may hold as many batches as
     it likes, which are more than the files that it may have open.
     """
     library = _library()
-    address = library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    address = library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"{num_bytes} bytes of shared memory could not be mapped: {os.strerror(code)}")
     mapping = (ctypes.c_uint8 * num_bytes).from_address(address)
-    weakref.finalize(mapping, library.munmap, address, num_bytes).atexit = False
-    return mapping
+    ahead: list[Callable[[], bool]] = []
+    weakref.finalize(mapping, _unmap, address, num_bytes, ahead).atexit = False
+    return mapping, ahead
+
+
+def _unmap(address: int, num_bytes: int, ahead: list[Callable[[], bool]]) -> None:
+    if all(function() for function in reversed(ahead)):
+        _library().munmap(address, num_bytes)
 
 
 @functools.cache
@@ -106,7 +154,7 @@ def _library() -> ctypes.CDLL:
 
 
 def new_file(num_bytes: int) -> int:
-    """Return a file without a name, to be mapped by several processes.
+    """Return a file without a name, to be mapped by several processes; one of 0 bytes is to be written to first.
 
     Raises:
         OSError: There is no room.
@@ -118,7 +166,8 @@ def new_file(num_bytes: int) -> int:
             file = os.dup(temporary.fileno())
     try:
         # All of it now: where there is too little, that is an error here, and no SIGBUS when a row is written.
-        os.posix_fallocate(file, 0, num_bytes)
+        if num_bytes:
+            os.posix_fallocate(file, 0, num_bytes)
     except BaseException:
         os.close(file)
         raise

@@ -164,6 +164,15 @@ class SimulatedDevice:
         with self._changed:
             return self._host.allocate(num_bytes)
 
+    def page_lock(self, memory: torch.Tensor) -> Callable[[], bool]:
+        """Have copies from other memory made when a stream comes to them; return what undoes that.
+
+        Nothing keeps the memory until then. To undo it too early is an :class:`AssertionError`.
+        """
+        self._come("page_lock")
+        with self._changed:
+            return self._host.lock(memory)
+
     def new_stream(self) -> SimulatedStream:
         """Return a stream beside all others."""
         self._come("new_stream")
@@ -184,12 +193,12 @@ class SimulatedDevice:
         with self._changed:
             if self._memory.holds(tensor):
                 return tensor
-            source = tensor.detach() if self._host.holds(tensor) else tensor.detach().clone()
-            copied = self._memory.allocate(source, stream)
+            source = self._host.source_of(tensor)
+            copied = self._memory.allocate(tensor, stream)
             look = self._memory.raw(copied)
 
             def do() -> None:
-                look().copy_(source)
+                look().copy_(source())
                 self.num_copied += 1
 
             self.num_copies += 1

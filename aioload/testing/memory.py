@@ -1,5 +1,6 @@
 """Memory of a simulated device, which is given out again as soon as it may be; poison lies where there is nothing."""
 
+import ctypes
 import functools
 import weakref
 from collections import deque
@@ -129,6 +130,7 @@ class HostMemory:
     def __init__(self) -> None:
         self.max_bytes = 0
         self._sizes: dict[int, int] = {}  # by address
+        self._num_reading: dict[int, int] = {}  # of memory that was locked: copies from it that have not been made
 
     @property
     def num_bytes(self) -> int:
@@ -144,9 +146,40 @@ class HostMemory:
         weakref.finalize(memory, sizes.pop, address, None).atexit = False
         return torch.from_numpy(memory)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies here."""
-        return tensor.untyped_storage().data_ptr() in self._sizes
+    def lock(self, memory: torch.Tensor) -> Callable[[], bool]:
+        """Take in memory of other origin; return what gives it up."""
+        address = memory.untyped_storage().data_ptr()
+        assert address not in self._sizes, "it was locked before, and then unmapped, but not unlocked"
+        self._sizes[address], self._num_reading[address] = memory.untyped_storage().nbytes(), 0
+        self.max_bytes = max(self.max_bytes, self.num_bytes)
+
+        def unlock() -> bool:
+            assert self._num_reading.pop(address) == 0, "memory is unlocked before copies from it have been made"
+            del self._sizes[address]
+            return True
+
+        return unlock
+
+    def source_of(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Return what gives, once, the tensor that a copy is to be made from, when that is made."""
+        address = tensor.untyped_storage().data_ptr()
+        if address not in self._sizes:
+            source = tensor.detach().clone()
+            return lambda: source
+        if address not in self._num_reading:
+            source = tensor.detach()
+            return lambda: source
+        self._num_reading[address] += 1
+        shape, stride, dtype, start = tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr()
+
+        def read() -> torch.Tensor:
+            count = _span(shape, stride)
+            memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)  # which keeps nothing mapped
+            source = torch.frombuffer(memory, dtype=dtype).as_strided(shape, stride).clone()
+            self._num_reading[address] -= 1
+            return source
+
+        return read
 
 
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:

@@ -1,0 +1,173 @@
+"""Long lists of a dataset reach engine processes as arrays, which have the same items."""
+
+import gc
+import pickle
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from abroad import files_in, sent
+from conftest import join_all, loader_threads
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import assert_same, outcomes, torch_outcomes
+from PIL import Image
+
+from aioload import DataLoader, FileDataset, ImageFolder, error_context
+from aioload.datasets import compact
+from aioload.datasets.compact import Labelled, Texts, compact_of
+from aioload.engine.server import new_context
+
+TEXTS = st.lists(st.text(st.characters(codec=None)), min_size=1, max_size=20)  # with what is no UTF-8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks_are_served() -> None:
+    """Start what multiprocessing keeps for the life of this process, files included."""
+    new_context(None)
+    forkserver.ensure_running()
+    resource_tracker.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    join_all(loader_threads())
+
+
+@pytest.fixture
+def short_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "_LEAST", 2)
+
+
+def assert_reads_as(got: Any, expected: list[Any]) -> None:
+    size = len(expected)
+    assert len(got) == size
+    assert list(got) == expected
+    assert got == expected
+    assert expected == got
+    assert got != [*expected, expected[0]]
+    assert [got[index] for index in range(-size, size)] == expected * 2
+    assert got[np.int64(size - 1)] == expected[-1]
+    assert got[1:] == expected[1:]
+    assert got[::-2] == expected[::-2]
+    assert expected[0] in got
+    assert got.index(expected[-1]) == expected.index(expected[-1])
+    for index in (size, -size - 1):
+        with pytest.raises(IndexError):
+            got[index]
+    with pytest.raises(TypeError):
+        got["0"]
+    with pytest.raises(TypeError):
+        hash(got)
+
+
+@given(TEXTS)
+def test_texts_read_as_the_list_did(texts: list[str]) -> None:
+    got = Texts.of(texts)
+    assert_reads_as(got, texts)
+    assert_reads_as(pickle.loads(pickle.dumps(got)), texts)
+
+
+@given(TEXTS, st.randoms())
+def test_texts_with_numbers_read_as_the_list_did(texts: list[str], random: Any) -> None:
+    pairs = [(text, random.randrange(-(1 << 63) + 1, 1 << 63)) for text in texts]
+    before, compact._LEAST = compact._LEAST, 1
+    try:
+        got = compact_of(pairs)
+    finally:
+        compact._LEAST = before
+    assert type(got) is Labelled
+    assert_reads_as(got, pairs)
+    assert_reads_as(pickle.loads(pickle.dumps(got)), pairs)
+
+
+@pytest.mark.usefixtures("short_is_long")
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["only one"],
+        ("in a", "tuple"),
+        np.array(["in an", "array"]),
+        ["one", Path("other")],
+        [b"one", b"other"],
+        [np.str_("one"), "other"],
+        [("one", 1), ("other", 2, 3)],
+        [("one", 1), ["other", 2]],
+        [("one", 1), ("other", True)],
+        [("one", 1), ("other", 1 << 63)],
+        [("one", 1), ("other", np.int64(3))],
+        [1, 2],
+        None,
+    ],
+)
+def test_other_lists_stay_as_they_are(items: Any) -> None:
+    assert compact_of(items) is None
+
+
+def test_short_lists_stay_lists() -> None:
+    assert compact_of(["text"] * 99_999) is None
+    assert type(compact_of(["text"] * 100_000)) is Texts
+
+
+def decode(data: bytes, index: Any) -> bytes:
+    return data
+
+
+class OwnFiles(FileDataset[bytes]):
+    """One that says itself how it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return OwnFiles, (self.paths, decode)
+
+
+class Marked(FileDataset[bytes]):
+    """One with more about it."""
+
+    def __init__(self, paths: list[str], mark: str) -> None:
+        super().__init__(paths, decode)
+        self.mark = mark
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_only_those_in_engine_processes_have_it() -> None:
+    paths = ["a", "b", "c"]
+    plain, own, marked = FileDataset(paths, decode), OwnFiles(paths, decode), Marked(paths, "mark")
+    ((got_plain, got_own, got_marked),) = sent(plain, own, marked)
+    assert type(got_plain.paths) is type(got_marked.paths) is Texts
+    assert type(got_own) is OwnFiles
+    assert got_plain.paths == got_own.paths == got_marked.paths == paths
+    assert type(got_own.paths) is list
+    assert (type(got_marked), got_marked.mark) == (Marked, "mark")
+    assert plain.paths is paths
+    assert type(pickle.loads(pickle.dumps(plain)).paths) is list
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_files_are_loaded_by_it_and_errors_name_them(tmp_path: Path) -> None:
+    dataset = files_in(tmp_path, 26, missing=9)
+    with DataLoader(dataset, 4, processes=2, num_workers=2) as loader:
+        got = outcomes(iter(loader))
+    assert_same(got, torch_outcomes(dataset, batch_size=4))
+    context = error_context(got[2])
+    assert context is not None
+    assert context.location == dataset.paths[9]
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_images_are_loaded_by_it(tmp_path: Path) -> None:
+    for number in range(6):
+        folder = tmp_path / f"class {number % 3}"
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (3, 2), (number, 0, 0)).save(folder / f"{number}.png")
+    dataset = ImageFolder(tmp_path)
+    ((got,),) = sent(dataset)
+    assert type(got.samples) is Labelled
+    assert got.samples == dataset.samples
+    with DataLoader(dataset, 4, processes=2, num_workers=2) as loader:
+        got = outcomes(iter(loader))
+    assert_same(got, torch_outcomes(dataset, batch_size=4))
