@@ -4,12 +4,14 @@ import asyncio
 import gc
 import importlib.util
 import itertools
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from scripts import Nursery
 
 sys.path.append(str(Path(__file__).parents[1]))  # for a checkout of which nothing is installed
 
+from aioload.engine.server import new_context
 from aioload.ring import Slot, SlotState
 
 THREAD_GRACE_S = 10.0
@@ -145,6 +148,24 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         item.stash[_FAILED] = True
     return report
+
+
+@pytest.fixture(scope="session")
+def forks_are_served() -> None:
+    """Start what multiprocessing keeps for the life of this process, files included."""
+    new_context(None)
+    forkserver.ensure_running()
+    resource_tracker.ensure_running()
+    multiprocessing.Value("i")
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    """Fail a test that leaves an engine process behind."""
+    yield
+    gc.collect()
+    join_all(loader_threads())  # those that see processes end
+    assert not multiprocessing.active_children()
 
 
 @pytest.fixture(autouse=True)

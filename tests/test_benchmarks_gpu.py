@@ -113,7 +113,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_thread", "forks_are_served", "no_process_is_left")
 def test_it_can_be_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, report = tmp_path / "trace.json.gz", tmp_path / "gpu.json"
     session = Session(Rehearsal(), 1, trace, tmp_path)

@@ -1,16 +1,12 @@
 """Long lists of a dataset reach engine processes as arrays, which have the same items."""
 
-import gc
 import pickle
-from collections.abc import Iterator
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from abroad import files_in, sent
-from conftest import join_all, loader_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import assert_same, outcomes, torch_outcomes
@@ -19,24 +15,10 @@ from PIL import Image
 from aioload import DataLoader, FileDataset, ImageFolder, error_context
 from aioload.datasets import compact
 from aioload.datasets.compact import Labelled, Texts, compact_of
-from aioload.engine.server import new_context
+
+pytestmark = pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
 
 TEXTS = st.lists(st.text(st.characters(codec=None)), min_size=1, max_size=20)  # with what is no UTF-8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forks_are_served() -> None:
-    """Start what multiprocessing keeps for the life of this process, files included."""
-    new_context(None)
-    forkserver.ensure_running()
-    resource_tracker.ensure_running()
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    join_all(loader_threads())
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import os
 import random
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +21,12 @@ from aioload import DataLoader
 from aioload.device import CudaBackend
 from aioload.engine import runtime
 from aioload.engine.segments import Mapping, new_file
-from aioload.engine.server import new_context
 from aioload.ring import Ring, Slot, SlotState
 from aioload.testing import SimulatedDevice
 
+pytestmark = pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
+
 SIZE = 3 * 4096 + 100
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forks_are_served() -> None:
-    """Start what multiprocessing keeps for the life of this process, files included."""
-    new_context(None)
-    forkserver.ensure_running()
-    resource_tracker.ensure_running()
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    join_all(loader_threads())
 
 
 def loader_of(dataset: Any, **arguments: Any) -> DataLoader[Any]:

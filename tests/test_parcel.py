@@ -5,34 +5,18 @@ import os
 import pickle
 import resource
 import tracemalloc
-from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from abroad import Holding, sent
-from conftest import join_all, loader_threads
 
 from aioload import DataLoader
 from aioload.engine.parcel import Parcel
-from aioload.engine.server import new_context
 
-
-@pytest.fixture(scope="module", autouse=True)
-def forks_are_served() -> None:
-    """Start what multiprocessing keeps for the life of this process, files included."""
-    new_context(None)
-    forkserver.ensure_running()
-    resource_tracker.ensure_running()
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    join_all(loader_threads())
+pytestmark = pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
 
 
 def read_only(array: Any) -> Any:

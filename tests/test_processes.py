@@ -1,6 +1,5 @@
 """Engine processes give what threads give: the same batches, errors and random numbers, and end as well."""
 
-import gc
 import multiprocessing
 import os
 import re
@@ -10,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -42,37 +40,17 @@ from abroad import (
     stacked,
     unsendable,
 )
-from conftest import join_all, loader_threads
 from oracle import assert_same, by_async_for, outcomes, torch_outcomes
 from scripts import Nursery, environment
 
 import aioload
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang
-from aioload.engine.server import new_context
 from aioload.errors import ArgumentError, LoaderTimeoutError, ProcessDiedError, TransferError
 from aioload.ring import SlotState
 from aioload.testing import SimulatedDevice
 
-
-@pytest.fixture(scope="module", autouse=True)
-def forks_are_served() -> None:
-    """Start what multiprocessing keeps for the life of this process, files included."""
-    new_context(None)
-    forkserver.ensure_running()
-    resource_tracker.ensure_running()
-    multiprocessing.Value("i")
-
-
-@pytest.fixture
-def no_process_is_left() -> Iterator[None]:
-    yield
-    gc.collect()
-    join_all(loader_threads())  # those that see processes end
-    assert not multiprocessing.active_children()
-
-
-pytestmark = pytest.mark.usefixtures("no_process_is_left")
+pytestmark = pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
 
 
 def loader_of(dataset: Any, batch_size: int | None = 4, **arguments: Any) -> DataLoader[Any]:
