@@ -45,7 +45,9 @@ class StagedDataset(Protocol[T_co]):
         ...
 
     def decode(self, data: Any, index: Any, /) -> T_co:
-        """Return the sample made from ``data``. Runs on a decode thread, several at a time.
+        """Return the sample made from ``data``, the loader's until its batch is made: no buffer that is used again.
+
+        Runs on a decode thread, or on the one that read, several at a time.
 
         Args:
             data: The file's ``bytes``; with a reader of the loader's, what that returned.

@@ -28,7 +28,8 @@ from aioload.stats import Tally
 
 SCRIPT_HINT = (
     "It has written why to stderr. If it ran the script again, have that do what it does under "
-    "if __name__ == '__main__':, as processes that are not forked need it."
+    "if __name__ == '__main__':, as processes that are not forked need it. If it did not find the script, that must be "
+    "a file, not standard input; or have processes forked, by multiprocessing_context='fork'."
 )
 
 _started: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
