@@ -36,7 +36,7 @@ from benchmarks.rivals import (
 )
 from benchmarks.samples import cache_folder, npy_files
 from benchmarks.slow_folder import SlowFolderError, slow_npy_files
-from benchmarks.slow_rivals import Batches, aioload_batches, spdl_batches, torch_batches
+from benchmarks.slow_rivals import Batches, aioload_batches, spdl_batches, spdl_process_batches, torch_batches
 from benchmarks.steps import Meter, Step, beside, forever, step_epoch
 
 STEP_BATCH = 4
@@ -113,6 +113,7 @@ def _ways_beside(dataset: Any, files: Files) -> dict[str, Batches]:
         print("left out: spdl, which is not installed")
     else:
         ways["SPDL, 16 threads"] = spdl_batches(files, batch_size=STEP_BATCH, num_threads=16, chunk=1)
+        ways["SPDL, 16 threads, in a process"] = spdl_process_batches(files, batch_size=STEP_BATCH, num_threads=16)
     return ways
 
 

@@ -113,24 +113,44 @@ def nodes_batches(
 
 def spdl_batches(files: Files, *, batch_size: int, num_threads: int, chunk: int) -> Batches:
     """Lend an SPDL pipeline, where a task reads ``chunk`` samples, at most a batch, one after the other."""
-    from spdl.pipeline import PipelineBuilder
 
     @contextmanager
     def batches() -> Iterator[Iterable[Any]]:
-        pipes = PipelineBuilder().add_source(_chunks(len(files), chunk))
-        if chunk == batch_size:
-            pipes = pipes.pipe(_Whole(files), concurrency=num_threads, output_order="input")
-        elif chunk == 1:
-            pipes = pipes.pipe(_One(files), concurrency=num_threads, output_order="input")
-            pipes = pipes.aggregate(batch_size).pipe(stacked)
-        else:
-            pipes = pipes.pipe(_Some(files), concurrency=num_threads, output_order="input")
-            pipes = pipes.aggregate(batch_size // chunk).pipe(_stacked_lists)
-        pipeline = pipes.add_sink(4).build(num_threads=num_threads + 2, task_hook_factory=lambda _: [])
+        pipes = _spdl_pipes(files, batch_size=batch_size, num_threads=num_threads, chunk=chunk)
+        pipeline = pipes.build(num_threads=num_threads + 2, task_hook_factory=lambda _: [])
         with pipeline.auto_stop():
             yield pipeline.get_iterator()
 
     return batches
+
+
+def spdl_process_batches(files: Files, *, batch_size: int, num_threads: int) -> Batches:
+    """Lend an SPDL pipeline of a process of its own, which has sent its first batch."""
+    from spdl.pipeline import run_pipeline_in_subprocess
+
+    @contextmanager
+    def batches() -> Iterator[Iterable[Any]]:
+        pipes = _spdl_pipes(files, batch_size=batch_size, num_threads=num_threads, chunk=1)
+        loader = iter(run_pipeline_in_subprocess(pipes.get_config(), num_threads=num_threads + 2))
+        next(loader)
+        yield loader
+
+    return batches
+
+
+def _spdl_pipes(files: Files, *, batch_size: int, num_threads: int, chunk: int) -> Any:
+    from spdl.pipeline import PipelineBuilder
+
+    pipes = PipelineBuilder().add_source(_chunks(len(files), chunk))
+    if chunk == batch_size:
+        pipes = pipes.pipe(_Whole(files), concurrency=num_threads, output_order="input")
+    elif chunk == 1:
+        pipes = pipes.pipe(_One(files), concurrency=num_threads, output_order="input")
+        pipes = pipes.aggregate(batch_size).pipe(stacked)
+    else:
+        pipes = pipes.pipe(_Some(files), concurrency=num_threads, output_order="input")
+        pipes = pipes.aggregate(batch_size // chunk).pipe(_stacked_lists)
+    return pipes.add_sink(4)
 
 
 def grain_batches(files: Files, *, batch_size: int, num_threads: int, whole: bool, num_workers: int = 0) -> Batches:
