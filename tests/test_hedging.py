@@ -160,7 +160,8 @@ def test_no_more_than_their_share_is_raced() -> None:
         storage.gates.wait_num_started(4)
         storage.gates.open_all()
         of_iterator(batches)
-        assert storage.num_reads.total() - SIZE == loader.stats().hedges <= 0.05 * SIZE + 1
+        # A second read that has not begun when its batch is complete is not made.
+        assert storage.num_reads.total() - SIZE <= loader.stats().hedges <= 0.05 * SIZE + 1
 
 
 @every_reader
