@@ -82,6 +82,15 @@ def test_tensors_arrive_as_pickle_has_them(make: Callable[[], torch.Tensor]) -> 
         assert torch.equal(got, tensor)
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_arrive(layout: torch.layout) -> None:
+    tensor = torch.eye(40).to_sparse(layout=layout)
+    ((got,),) = sent(tensor)
+    assert got.layout is layout
+    assert torch.equal(got.to_dense(), torch.eye(40))
+
+
 def test_where_they_lie_fits_any_instruction() -> None:
     arrays = [np.full(600 + number, number, np.uint8) for number in range(50)]
     (got,) = sent(*arrays)

@@ -175,7 +175,8 @@ class _Pickler(reduction.ForkingPickler):
         if isinstance(obj, torch.storage.TypedStorage):
             is_private = not obj._untyped_storage.is_shared()  # noqa: SLF001  # its own is_shared() warns
         else:
-            is_private = isinstance(obj, torch.Tensor | torch.UntypedStorage) and not obj.is_shared()
+            has_parts = isinstance(obj, torch.Tensor) and obj.layout is not torch.strided  # and no storage of its own
+            is_private = has_parts or (isinstance(obj, torch.Tensor | torch.UntypedStorage) and not obj.is_shared())
         if not is_private:
             compact = reduce_compact(obj, pickle.HIGHEST_PROTOCOL)
             return NotImplemented if compact is None else compact
