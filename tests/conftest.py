@@ -153,10 +153,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(scope="session")
 def forks_are_served() -> None:
     """Start what multiprocessing keeps for the life of this process, files included."""
-    new_context(None)
+    context = new_context(None)
     forkserver.ensure_running()
     resource_tracker.ensure_running()
     multiprocessing.Value("i")
+    # The server takes seconds to import torch, which no test with a time-out should have to wait for.
+    process = context.Process(target=os.getpid)  # type: ignore[attr-defined]
+    process.start()
+    process.join()
+    process.close()
 
 
 @pytest.fixture
