@@ -96,9 +96,14 @@ class Tally:
 
 
 class Ledger:
-    """The tallies of all threads of a loader, dead ones folded into one."""
+    """The tallies of all threads of a loader, dead ones folded into one.
+
+    Attributes:
+        peak_bytes_elsewhere: The most bytes in flight that the processes of one pass have told of.
+    """
 
     def __init__(self) -> None:
+        self.peak_bytes_elsewhere = 0
         self._lock = threading.Lock()
         self._open: list[Tally] = []
         self._closed = Tally()

@@ -443,7 +443,18 @@ def test_bytes_in_flight_are_bounded_over_all_processes(num_large: int) -> None:
         for number, batch in enumerate(loader):
             assert batch[:, -1].tolist() == [2 * number, 2 * number + 1]
         # Each process lets the batch go on that is needed next.
-        assert loader.stats().peak_bytes_in_flight <= max(num_large, 2 * 3) << 20
+        assert 2 << 20 <= loader.stats().peak_bytes_in_flight <= max(num_large, 2 * 3) << 20
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_peak_of_bytes_in_flight_is_that_of_all_passes(persistent: bool) -> None:
+    peaks = []
+    with loader_of(Large(), 2, prefetch_bytes=8 << 20, persistent_workers=persistent) as loader:
+        for _ in range(2):
+            assert sum(map(len, loader)) == len(Large())
+            peaks.append(loader.stats().peak_bytes_in_flight)
+    assert 2 << 20 <= peaks[0] <= peaks[1] <= 8 << 20
+    assert loader.stats().peak_bytes_in_flight >= peaks[1]
 
 
 def test_a_process_that_waits_to_be_heard_hears_what_it_has_to() -> None:

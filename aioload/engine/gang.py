@@ -204,11 +204,6 @@ class Gang:
         """Bytes in flight in all processes when they told last."""
         return 0 if self._closed else sum(member.num_bytes for member in self.members)
 
-    @property
-    def peak_bytes(self) -> int:
-        """The most there have been in each, added up."""
-        return sum(member.peak_bytes for member in self.members)
-
     def enter(self, remote: Remote, epoch: int, base_seed: int, *, epoch_told: int | None, saved: Any) -> int:
         """Have the processes begin a pass, whose batches come to ``remote``; return its number."""
         of = next(self._numbers)
@@ -474,6 +469,8 @@ class Gang:
             setattr(member.tally, name, value)
         member.reads_limit, member.decode_limit = totals.reads_limit, totals.decode_limit
         member.num_bytes, member.peak_bytes = totals.num_bytes, totals.peak_bytes
+        peak_bytes = sum(each.peak_bytes for each in self.members)
+        self._ledger.peak_bytes_elsewhere = max(self._ledger.peak_bytes_elsewhere, peak_bytes)
         if self.regulator is not None:
             self.regulator.limits[member.number] = totals.reads_limit
 

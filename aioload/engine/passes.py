@@ -55,11 +55,6 @@ class Pass:
         """Bytes in flight in other processes."""
         return self._crew.num_bytes if isinstance(self._crew, Gang) else 0
 
-    @property
-    def peak_bytes(self) -> int:
-        """The most there were in each of them, added up."""
-        return self._crew.peak_bytes if isinstance(self._crew, Gang) else 0
-
     def start_on_loop(self) -> None:
         """Start loading from the loop thread: a sampler may think for long before its first index."""
         if isinstance(self.run, InlineRun):

@@ -100,7 +100,7 @@ class Runtime:
             decode_limit=decodes,
             batches_limit=batches,
             bytes_in_flight=self.budget.num_bytes + sum(each.num_bytes for each in passes),
-            peak_bytes_in_flight=self.budget.peak_bytes + max((each.peak_bytes for each in passes), default=0),
+            peak_bytes_in_flight=self.budget.peak_bytes + self.ledger.peak_bytes_elsewhere,
             device_batches=sum(each.num_on_device for each in passes),
             pinned_bytes=0 if self._pinned is None else self._pinned.num_bytes,
         )
