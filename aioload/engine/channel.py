@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from aioload.engine.shortage import explained
+
 _HEAD = struct.Struct("<?Q")
 """Whether it is the message's last part, and the message's number."""
 
@@ -101,7 +103,8 @@ class Channel:
             if not packet:
                 return None
             if flags & _CUT:
-                raise OSError(errno.EMFILE, "A file that came from another process could not be opened here")
+                with explained("Memory of an engine process"):
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             file = array("i", files[0][2])[0] if files else None
             is_last, number = _HEAD.unpack_from(packet)
             if is_last and number not in self._parts:

@@ -72,6 +72,7 @@ from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, I
 from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
 from aioload.engine.server import is_up
+from aioload.engine.shortage import explained
 from aioload.errors import AioloadError, EngineError, ErrorContext, ProcessDiedError, annotate
 from aioload.layout import Layout
 from aioload.ring import Ring, Slot
@@ -171,14 +172,16 @@ class Gang:
         self._entered: set[int] = set()  # passes that the processes have not been told the end of
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._untold: BaseException | None = None  # an error that no run has been told of
-        self._bell, self._is_pressed = Bell(), False
+        with explained("What wakes a thread up"):
+            self._bell, self._is_pressed = Bell(), False
         self._parts = parts
         self.members: list[Member] = []
         self._dropped: list[Member] = []
         self._unstarted: tuple[Parcel, BaseContext] | None = None
         self._thread = threading.Thread(target=self._serve, name="aioload-gang", daemon=True)
         try:
-            self._begin(contents, context)
+            with explained("What engine processes begin with"):
+                self._begin(contents, context)
         except BaseException:
             self.stop()
             if self._thread.ident is None:
@@ -379,12 +382,13 @@ class Gang:
     def _serve(self) -> None:
         try:
             if self._unstarted is not None:
-                self._start(*self._unstarted)
+                with explained("What engine processes begin with"):
+                    self._start(*self._unstarted)
             for member in self.members:
                 if member.process is not None:
                     member.await_start()
             self._listen()
-        except AioloadError as exc:
+        except (AioloadError, OSError) as exc:
             self._crash(exc)
         except BaseException as exc:
             error = EngineError(f"What came from an engine process could not be taken in: {exc!r}.")

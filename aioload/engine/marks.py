@@ -31,10 +31,14 @@ class Marks:
     def __init__(self, file: int | None = None) -> None:
         self.file: int | None = None
         """For the other process, until :meth:`close`."""
-        if file is None:
-            self.file = new_file(_NUM_BYTES)
-            file = os.dup(self.file)
-        self.memory = map_file(file).numpy().data
+        try:
+            if file is None:
+                self.file = new_file(_NUM_BYTES)
+                file = os.dup(self.file)
+            self.memory = map_file(file).numpy().data
+        except BaseException:
+            self.close()
+            raise
         self._end = 0
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """Member: one engine process, as the loader has it: how it is started, what is shared with it, and how it ended."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ from aioload.engine.marks import Marks
 from aioload.engine.messages import Contents, Hello, Notes
 from aioload.engine.parcel import Parcel
 from aioload.engine.segments import Mapping
-from aioload.engine.server import interrupts_blocked, new_process
+from aioload.engine.server import check_room, interrupts_blocked, new_process
 from aioload.errors import ArgumentError, ProcessDiedError
 from aioload.ring import Ring, Slot
 from aioload.stats import Tally
@@ -54,11 +55,16 @@ class Member:
         self.taken: deque[tuple[int, int]] = deque()
         self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
         self.has_begun = False
-        self.marks = Marks()
         self._part = part
-        self.channel, end = new_channel()
+        with contextlib.ExitStack() as undo:  # where too few files may be open
+            self.marks = Marks()
+            undo.callback(self.marks.close)
+            self.channel, end = new_channel()
+            undo.callback(self.channel.close)
+            undo.callback(end.close)
+            life, keep = multiprocessing.Pipe(duplex=False)
+            undo.pop_all()
         self.channel.on_full = on_full
-        life, keep = multiprocessing.Pipe(duplex=False)
         self.channel.keep(keep)
         self._ends = end, life
 
@@ -94,6 +100,7 @@ class Member:
         try:
             if context.get_start_method() == "forkserver":
                 forkserver.ensure_running()  # not with SIGINT blocked: others' processes come from it too
+            check_room()
             with end, life, interrupts_blocked():
                 process.start()
         except BrokenPipeError as exc:

@@ -5,6 +5,7 @@ temporary file that is deleted at once.
 """
 
 import ctypes
+import errno
 import functools
 import itertools
 import mmap
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from aioload.engine.shortage import explained
 
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -159,16 +162,19 @@ def new_file(num_bytes: int) -> int:
     Raises:
         OSError: There is no room.
     """
-    try:
-        file = os.memfd_create("aioload", os.MFD_CLOEXEC)
-    except (AttributeError, OSError):  # another system, or a sandbox that knows no such call
-        with tempfile.TemporaryFile(prefix="aioload-") as temporary:
-            file = os.dup(temporary.fileno())
-    try:
-        # All of it now: where there is too little, that is an error here, and no SIGBUS when a row is written.
-        if num_bytes:
-            os.posix_fallocate(file, 0, num_bytes)
-    except BaseException:
-        os.close(file)
-        raise
+    with explained(f"{num_bytes} bytes of shared memory" if num_bytes else "Shared memory"):
+        try:
+            file = os.memfd_create("aioload", os.MFD_CLOEXEC)
+        except (AttributeError, OSError) as exc:  # another system, or a sandbox that knows no such call
+            if getattr(exc, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise
+            with tempfile.TemporaryFile(prefix="aioload-") as temporary:
+                file = os.dup(temporary.fileno())
+        try:
+            # All of it now: where there is too little, that is an error here, and no SIGBUS when a row is written.
+            if num_bytes:
+                os.posix_fallocate(file, 0, num_bytes)
+        except BaseException:
+            os.close(file)
+            raise
     return file

@@ -22,6 +22,9 @@ _PRELOAD = "aioload.engine.template"
 MAIN_VARIABLE = "AIOLOAD_MAIN"
 """In the environment of a server that is started here: what its main module is, if it is to import that."""
 
+_NUM_FILES = 5
+"""Those that are opened at a time while a process is started: two pipes, and a socket to the server."""
+
 _NAMES = ("sys_path", "sys_argv", "dir", "orig_dir", "init_main_from_name", "init_main_from_path")
 
 
@@ -135,6 +138,13 @@ def interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def check_room() -> None:
+    """Raise OSError if too few files may be opened to start a process: multiprocessing would leave some open then."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(_NUM_FILES):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
 def _close(*files: int) -> None:
