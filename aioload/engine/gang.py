@@ -65,15 +65,16 @@ from aioload.engine.bell import Bell
 from aioload.engine.channel import PART_BYTES
 from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
+from aioload.engine.death import died, died_at_once
 from aioload.engine.demand import Demand
 from aioload.engine.marks import Span
-from aioload.engine.member import SCRIPT_HINT, Member, check_may_start, how_it_ended
+from aioload.engine.member import Member, check_may_start
 from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
 from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
 from aioload.engine.server import is_up
 from aioload.engine.shortage import explained
-from aioload.errors import AioloadError, EngineError, ErrorContext, ProcessDiedError, annotate
+from aioload.errors import AioloadError, EngineError, ProcessDiedError
 from aioload.layout import Layout
 from aioload.ring import Ring, Slot
 from aioload.stats import Ledger, Tally
@@ -82,9 +83,6 @@ _END_S = 2.0
 """Seconds that processes get to end before they are killed; their threads get half of it."""
 
 _MOST_LAYOUTS = 64
-
-_MOST_NAMES = 4
-"""Samples that the message of an error names."""
 
 
 class Remote(Protocol):
@@ -489,23 +487,12 @@ class Gang:
     def _death_of(self, member: Member) -> ProcessDiedError:
         member.process.join(_END_S)
         code = member.process.exitcode
-        how = f"Engine process {member.number} (pid {member.pid}) {how_it_ended(code)}"
         if code == 1 and not member.has_begun:
-            return ProcessDiedError(f"{how} as it began. {SCRIPT_HINT}")
+            return died_at_once(member.name)
         remotes = list(self._remotes.values())
         samples = [sample for remote in remotes for sample in remote.under_way(member.number)]
         waiting = [batch for remote in remotes if (batch := remote.waiting_for(member.number)) is not None]
-        if samples:
-            names = [batch.describe(position) for batch, position in samples[:_MOST_NAMES]]
-            more = f" and {len(samples) - _MOST_NAMES} more" if len(samples) > _MOST_NAMES else ""
-            error = ProcessDiedError(f"{how}. It was loading {', '.join(names)}{more}.")
-            annotate(error, ErrorContext([batch.indices[position] for batch, position in samples], None, "process"))
-        elif waiting:
-            error = ProcessDiedError(f"{how}. It had still to hand over the batch of the indices noted below.")
-            annotate(error, ErrorContext(list(waiting[0].indices), None, "process"))
-        else:
-            error = ProcessDiedError(f"{how}.")
-        return error
+        return died(member.name, code, samples, waiting)
 
     def _reap(self) -> None:
         """See all processes end, and kill those that do not."""

@@ -5,7 +5,6 @@ import functools
 import multiprocessing
 import os
 import pickle
-import signal
 import time
 import weakref
 from collections import deque
@@ -18,20 +17,15 @@ from typing import Any
 from aioload.engine import child
 from aioload.engine.channel import new_channel
 from aioload.engine.child import Part
+from aioload.engine.death import died_at_once
 from aioload.engine.marks import Marks
 from aioload.engine.messages import Contents, Hello, Notes
 from aioload.engine.parcel import Parcel
 from aioload.engine.segments import Mapping
 from aioload.engine.server import check_room, interrupts_blocked, new_process
-from aioload.errors import ArgumentError, ProcessDiedError
+from aioload.errors import ArgumentError
 from aioload.ring import Ring, Slot
 from aioload.stats import Tally
-
-SCRIPT_HINT = (
-    "It has written why to stderr. If it ran the script again, have that do what it does under "
-    "if __name__ == '__main__':, as processes that are not forked need it. If it did not find the script, that must be "
-    "a file, not standard input; or have processes forked, by multiprocessing_context='fork'."
-)
 
 _started: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()
 
@@ -71,6 +65,11 @@ class Member:
     def __repr__(self) -> str:
         return f"<Member {self.number} pid={self.pid}>"
 
+    @property
+    def name(self) -> str:
+        """What a message calls it, at the beginning of a sentence."""
+        return f"Engine process {self.number}" + (f" (pid {self.pid})" if self.pid is not None else "")
+
     def greet(self, parcel: Parcel) -> None:
         """Send it what it has to have first. It may be started before or after that."""
         for file in parcel.files:
@@ -104,7 +103,7 @@ class Member:
             with end, life, interrupts_blocked():
                 process.start()
         except BrokenPipeError as exc:
-            raise self._died_at_once() from exc
+            raise died_at_once(self.name) from exc
         self.process = process
         _started.add(process)
         _ended_at_exit().discard(process)  # at its exit the interpreter would wait for the server
@@ -117,11 +116,8 @@ class Member:
         """
         self.pid = self.process.pid
         if self.pid is None:
-            raise self._died_at_once()
+            raise died_at_once(self.name)
         _ended_at_exit().add(self.process)
-
-    def _died_at_once(self) -> ProcessDiedError:
-        return ProcessDiedError(f"Engine process {self.number} ended as it began. {SCRIPT_HINT}")
 
     def end(self, deadline: float) -> None:
         """See the process end, and kill it at ``deadline`` (monotonic); nobody may use this any more."""
@@ -162,19 +158,6 @@ def check_may_start() -> None:
             "say), which may not start any. Leave processes out here."
         )
         raise ArgumentError(message)
-
-
-def how_it_ended(code: int | None) -> str:
-    """Return what became of a process, for a message, by its exit code."""
-    if code is None:
-        return "has closed its connection"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "a signal"
-    return f"was killed by signal {-code} ({name})"
 
 
 def _all_of(queue: "deque[Any]") -> list[Any]:
