@@ -2,7 +2,9 @@
 
 import gc
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,10 @@ import pytest
 import torch
 
 from aioload.engine.channel import Channel, new_channel
+from aioload.engine.division import divide
+from aioload.engine.member import Member
 from aioload.engine.segments import Segments, map_file
+from aioload.stats import Tally
 
 
 @pytest.fixture
@@ -97,3 +102,30 @@ def test_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(OSError, match="No space left"):
         Segments().new_memory(4096)
+
+
+def test_a_fork_in_the_middle_of_closing_closes_nothing_twice() -> None:
+    """What it closed by its number would be whatever has that number next."""
+    is_over, (part,) = False, divide(1, 1, 1, 1)
+
+    def open_and_close() -> None:
+        while not is_over:
+            Member(part, Tally(), lambda: None).end(0.0)
+
+    thread = threading.Thread(target=open_and_close)
+    thread.start()
+    codes = []
+    try:
+        for _ in range(100):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside a thread
+                sys.unraisablehook = lambda _: os._exit(1)
+                pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            codes.append(os.waitpid(pid, 0)[1])
+    finally:
+        sys.unraisablehook = sys.__unraisablehook__
+        is_over = True
+        thread.join()
+    assert codes == [0] * 100

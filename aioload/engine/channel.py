@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import itertools
 import os
 import socket
@@ -9,7 +10,6 @@ import struct
 import weakref
 from array import array
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 from aioload.engine.shortage import explained
@@ -42,15 +42,19 @@ class Channel:
         self._socket = end
         self._numbers = itertools.count()
         self._parts: dict[int, tuple[list[bytes], int | None]] = {}
-        self._kept: Connection | None = None
+        self._kept: io.FileIO | None = None
         self.on_full: Callable[[], None] | None = None
         """Called, by who sends, before waiting for the other side to receive."""
 
     def __repr__(self) -> str:
         return f"<Channel {self._socket.fileno()}>"
 
-    def keep(self, other: Connection) -> None:
-        """Have ``other`` closed when this end is, and where this end is inherited by a fork."""
+    def keep(self, other: io.FileIO) -> None:
+        """Have ``other`` closed when this end is, and where this end is inherited by a fork.
+
+        Like a socket it forgets its number before it closes it: a fork at that moment must not close what has it next.
+        A :class:`~multiprocessing.connection.Connection` does not.
+        """
         self._kept = other
 
     def fileno(self) -> int:

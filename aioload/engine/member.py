@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import multiprocessing
 import os
 import pickle
@@ -10,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -56,11 +58,11 @@ class Member:
             self.channel, end = new_channel()
             undo.callback(self.channel.close)
             undo.callback(end.close)
-            life, keep = multiprocessing.Pipe(duplex=False)
+            life, keep = os.pipe()
             undo.pop_all()
         self.channel.on_full = on_full
-        self.channel.keep(keep)
-        self._ends = end, life
+        self.channel.keep(io.FileIO(keep, "w"))
+        self._ends = end, Connection(life, writable=False)
 
     def __repr__(self) -> str:
         return f"<Member {self.number} pid={self.pid}>"
