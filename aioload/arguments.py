@@ -107,7 +107,7 @@ def check_timeout(timeout: float, num_workers: int) -> None:
         raise ArgumentError(message)
 
 
-def check_processes(processes: int, num_workers: int) -> None:
+def check_processes(processes: int, num_workers: int, dataset: Any) -> None:
     """Refuse processes that have nothing to work with, or that this system cannot have.
 
     Raises:
@@ -115,6 +115,12 @@ def check_processes(processes: int, num_workers: int) -> None:
     """
     if processes > 0 and num_workers == 0:
         message = f"processes={processes} needs num_workers > 0, which counts their threads, all together."
+        raise ArgumentError(message)
+    if processes > num_workers and not isinstance(dataset, torch_data.IterableDataset):  # that is for one process
+        message = (
+            f"processes={processes} needs a num_workers of at least as many, which counts their threads, all together, "
+            f"not {num_workers}. Ask for fewer processes, or for more threads."
+        )
         raise ArgumentError(message)
     if processes > 0 and sys.platform != "linux":
         message = f"processes={processes} needs Linux; this is {sys.platform!r}. Leave processes out."

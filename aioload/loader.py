@@ -63,8 +63,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         shuffle: Whether each pass has a new random order.
         sampler: Yields indices. Drawn from in the consumer's thread.
         batch_sampler: Yields lists of indices.
-        num_workers: Threads that run dataset code; by default one per usable core. With 0 there are no threads
-            and no look-ahead: everything runs in the consumer's thread, when it asks.
+        num_workers: Threads that run dataset code; by default one per usable core, or more if there are more
+            ``processes``. With 0 there are no threads and no look-ahead: everything runs in the consumer's thread,
+            when it asks.
         collate_fn: Makes a batch of a list of samples, on a loading thread.
         pin_memory: Whether CPU batches are in page-locked memory. Where torch sees no accelerator, or one on which it
             does not pin (``mps``), this does nothing, and says so, once.
@@ -175,7 +176,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         prefetch_bytes: int | None = None,
         processes: int = 0,
     ) -> None:
-        num_workers = usable_cores() if num_workers is None else num_workers
+        processes = whole_number("processes", processes, 0)
+        num_workers = max(usable_cores(), processes) if num_workers is None else num_workers
         check_timeout(timeout, num_workers)
         check_prefetch_factor(prefetch_factor, num_workers)
         num_concurrent_reads = reads_number(num_concurrent_reads)
@@ -189,8 +191,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         check_read(read, dataset, batched=is_batched)
         if prefetch_bytes is not None:
             prefetch_bytes = whole_number("prefetch_bytes", prefetch_bytes, 1)
-        processes = whole_number("processes", processes, 0)
-        check_processes(processes, num_workers)
+        check_processes(processes, num_workers, dataset)
         seed = loader_seed(seed, generator)
         is_ours = shuffle and sampler is None and batch_sampler is None
         if seed is not None and is_ours and not isinstance(dataset, torch_data.IterableDataset):  # torch says no

@@ -289,6 +289,22 @@ def test_daemonic_processes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arguments() -> None:
     with pytest.raises(ArgumentError, match="processes=2 needs num_workers > 0"):
         loader_of(Points(8), num_workers=0)
+    with pytest.raises(ArgumentError, match=r"processes=2 needs a num_workers of at least as many, .* not 1"):
+        loader_of(Points(8), num_workers=1)
+    with DataLoader(Points(8), processes=99) as loader:
+        assert loader.num_workers == 99
+    with loader_of(Stream(), num_workers=1) as loader:  # which is for one of them
+        assert torch.cat(list(loader)).tolist() == list(range(22))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_has_been_read_is_counted_when_the_last_batch_is_there(tmp_path: Path, processes: int) -> None:
+    dataset = files_in(tmp_path, 200)
+    num_bytes = sum(path.stat().st_size for path in tmp_path.iterdir())
+    with loader_of(dataset, 8, processes=processes, num_workers=2) as loader:
+        for epoch in range(1, 4):
+            assert len(list(loader)) == 25
+            assert (loader.stats().bytes_read, loader.stats().samples) == (epoch * num_bytes, epoch * 200)
     with pytest.raises(ArgumentError, match="processes"):
         loader_of(Points(8), processes=-1)
 

@@ -184,12 +184,13 @@ class StagedFetcher:
                     self._give_back(worker, batch)
             else:
                 settle(batch, batch.drop(position), worker)
+            tally.bytes_read += num_bytes - num_bytes_before  # first: a batch that is done has been counted
             self._decode_pile(worker, batch, begun, pile, here)
             begun, pile, num_bytes_before = position + 1, [], num_bytes
         if pile:
+            tally.bytes_read += num_bytes - num_bytes_before
             self._decode_pile(worker, batch, begun, pile, here)
         tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
-        tally.bytes_read += num_bytes
         batch.claim.note_decoded(num_bytes, stop - start)
         if self._gate.is_narrow:
             self._gate.release()
