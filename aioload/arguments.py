@@ -116,7 +116,7 @@ def check_processes(processes: int, num_workers: int, dataset: Any) -> None:
     if processes > 0 and num_workers == 0:
         message = f"processes={processes} needs num_workers > 0, which counts their threads, all together."
         raise ArgumentError(message)
-    if processes > num_workers and not isinstance(dataset, torch_data.IterableDataset):  # that is for one process
+    if 0 <= num_workers < processes and not isinstance(dataset, torch_data.IterableDataset):  # that is for one process
         message = (
             f"processes={processes} needs a num_workers of at least as many, which counts their threads, all together, "
             f"not {num_workers}. Ask for fewer processes, or for more threads."

@@ -63,7 +63,13 @@ def join_all(threads: set[threading.Thread]) -> set[threading.Thread]:
     """Wait for threads to end and return those that did not."""
     deadline = time.monotonic() + THREAD_GRACE_S
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        while time.monotonic() < deadline:
+            try:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            except RuntimeError:  # it is listed, and yet to begin
+                time.sleep(0.001)
+            else:
+                break
     return {thread for thread in threads if thread.is_alive()}
 
 
