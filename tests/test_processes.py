@@ -289,6 +289,8 @@ def test_daemonic_processes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arguments() -> None:
     with pytest.raises(ArgumentError, match="processes=2 needs num_workers > 0"):
         loader_of(Points(8), num_workers=0)
+    with pytest.raises(ArgumentError, match="processes"):
+        loader_of(Points(8), processes=-1)
     with pytest.raises(ArgumentError, match=r"processes=2 needs a num_workers of at least as many, .* not 1"):
         loader_of(Points(8), num_workers=1)
     with DataLoader(Points(8), processes=99) as loader:
@@ -305,8 +307,6 @@ def test_what_has_been_read_is_counted_when_the_last_batch_is_there(tmp_path: Pa
         for epoch in range(1, 4):
             assert len(list(loader)) == 25
             assert (loader.stats().bytes_read, loader.stats().samples) == (epoch * num_bytes, epoch * 200)
-    with pytest.raises(ArgumentError, match="processes"):
-        loader_of(Points(8), processes=-1)
 
 
 def test_set_epoch_reaches_processes_that_persist() -> None:

@@ -170,7 +170,7 @@ class Gang:
         self._entered: set[int] = set()  # passes that the processes have not been told the end of
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._untold: BaseException | None = None  # an error that no run has been told of
-        with explained("What wakes a thread up"):
+        with explained("What engine processes begin with"):
             self._bell, self._is_pressed = Bell(), False
         self._parts = parts
         self.members: list[Member] = []
