@@ -1,6 +1,7 @@
 """Stats: what each stage did and how long it took, summed without a lock and read as an immutable snapshot."""
 
 import dataclasses
+import operator
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,9 @@ class Tally:
         self.read_s = self.decode_s = self.collate_s = self.wait_s = 0.0
 
 
+_values_of = operator.attrgetter(*Tally.__slots__)
+
+
 class Ledger:
     """The tallies of all threads of a loader, dead ones folded into one.
 
@@ -127,8 +131,8 @@ class Ledger:
     def sums(self) -> list[float]:
         """Return the sums, by the fields of a :class:`Tally`."""
         with self._lock:
-            tallies = [self._closed, *self._open]
-            return [sum([getattr(tally, name) for tally in tallies]) for name in Tally.__slots__]
+            each = map(_values_of, [self._closed, *self._open])
+            return [sum(values) for values in zip(*each, strict=True)]
 
     def snapshot(self, **limits: int) -> LoaderStats:
         """Return the sums, and the limits as they are."""

@@ -1,5 +1,7 @@
 """Threads that pull jobs: as many of them work as is of use, and none of them keeps the others from it."""
 
+import hashlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +73,26 @@ def test_all_work_when_those_awake_are_stuck_and_somebody_looks(monkeypatch: pyt
                 pool.submit([job(gates.pass_through, "more")], 1)
             gates.wait_started("behind")
             gates.open_all()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system does not say what a thread does")
+@pytest.mark.parametrize("surely_after_s", [60.0, 0.0])
+def test_who_computes_is_not_stuck_before_long(surely_after_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor who would if it had a processor: more threads would only contend with it."""
+    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr(pools, "SURELY_STUCK_AFTER_S", surely_after_s)
+    begun = threading.Event()
+
+    def compute() -> None:
+        begun.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"salt", 1_000_000)  # without the interpreter, for a third of a second
+
+    with pool_of(3, awake=1) as (pool, _):
+        pool.submit([job(compute), job(time.perf_counter)], 2)
+        assert begun.wait(60)
+        time.sleep(0.01)  # until it computes
+        pool.widen_if_stuck()
+        assert pool.limit == (1 if surely_after_s else 3)
 
 
 def test_a_thread_that_is_stuck_does_not_count_among_those_that_may_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_nothing_ever_shrinks_over_passes_and_iterators(tmp_path: Path) -> None:
 
 
 def test_batches_of_several_consumers_are_all_counted() -> None:
-    with DataLoader(range(2000), num_workers=2) as loader:
+    with DataLoader(range(900), num_workers=2) as loader:
         batches = iter(loader)
         got: list[list[Any]] = [[], [], []]
         threads = [threading.Thread(target=lambda mine=mine: mine.extend(of_iterator(batches))) for mine in got]
@@ -156,8 +156,8 @@ def test_batches_of_several_consumers_are_all_counted() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(value for mine in got for (value,) in mine) == list(range(2000))
-        assert counts(loader.stats()) == (2000, 2000, 0)
+        assert sorted(value for mine in got for (value,) in mine) == list(range(900))
+        assert counts(loader.stats()) == (900, 900, 0)
 
 
 def test_a_ledger_adds_up_threads_that_live_and_threads_that_have_ended() -> None:

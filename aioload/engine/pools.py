@@ -16,14 +16,17 @@ from typing import Any, TypeAlias
 from aioload.context import HERE
 from aioload.engine import limit, tuner
 from aioload.engine.regulator import Regulator
+from aioload.engine.runnable import is_any_runnable
 from aioload.stats import Ledger, Tally
 
 Job: TypeAlias = "tuple[Callable[[Worker, Any, Any, Any], None], Any, Any, Any]"
 """A function and its arguments after the worker. It must not raise: errors belong to a batch."""
 
 STUCK_AFTER_S = 0.003
-"""A pool that has jobs queued and has finished none for this long has not enough threads awake."""
+"""A pool that has jobs queued and has finished none for this long has not enough threads awake ..."""
 
+SURELY_STUCK_AFTER_S = 0.05
+"""... unless one of them is computing, or would be if it had a processor, which goes on for less than this."""
 
 _PAUSE_S = 0.02
 """A thread that sleeps looks this often whether it should go on."""
@@ -199,6 +202,8 @@ class ThreadPool:
         stuck_s = now_s - self._last_job_ended
         if not self._queue or stuck_s <= STUCK_AFTER_S or self.limit >= self._num_allowed(stuck_s):
             return
+        if stuck_s <= SURELY_STUCK_AFTER_S and is_any_runnable(self._awake_threads()):
+            return
         if not self._tuning_lock.acquire(blocking=False):
             return  # a thread has finished a job just now
         try:
@@ -208,6 +213,11 @@ class ThreadPool:
         finally:
             self._tuning_lock.release()
         self._wake(len(self._queue))
+
+    def _awake_threads(self) -> list[threading.Thread]:
+        idle = set(self._idle)
+        awake = [worker.thread for worker in tuple(self._workers) if worker not in idle]
+        return [thread for thread in awake if thread is not None]
 
     def _num_allowed(self, stuck_s: float) -> int:
         if self._regulator is None or not limit.is_stall(stuck_s, self._regulator.usual_job_s or STUCK_AFTER_S):
