@@ -99,6 +99,14 @@ def test_a_good_limit_is_found_in_few_windows(model: Model, size: int) -> None:
 
 
 @every_model
+@pytest.mark.parametrize("start", [2, 8, 32])
+def test_wherever_it_is_it_finds_out(start: int, model: Model, size: int) -> None:
+    """Also down, where it has got to several threads in a moment of noise and more of them bring nothing."""
+    limits = simulate(lambda _: model, size=size, start=min(start, size), seconds=10)
+    assert efficiency(limits, model, size) > 0.95
+
+
+@every_model
 def test_noise_does_not_mislead_it_for_long(model: Model, size: int) -> None:
     for seed in range(5):
         limits = simulate(lambda _: model, size=size, start=1, seconds=20, noise=0.1, seed=seed)

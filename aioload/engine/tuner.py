@@ -58,7 +58,8 @@ class Tuning:
         limit: Threads that may be awake.
         rival_limit: The limit before a move that is being tested, or 0.
         rival_rate: Jobs per second under that limit.
-        hold_until_s: No test begins before this time.
+        hold_until_s: No test begins before this time ...
+        tries_fewer: ... but one of fewer threads, since more have brought nothing.
         num_slow: Windows in a row that have spoken for more than one thread.
     """
 
@@ -66,6 +67,7 @@ class Tuning:
     rival_limit: int = 0
     rival_rate: float = 0.0
     hold_until_s: float = 0.0
+    tries_fewer: bool = False
     num_slow: int = 0
 
 
@@ -75,7 +77,8 @@ def step(tuning: Tuning, size: int, window: Window, now_s: float) -> Tuning:
     if tuning.rival_limit and window.saturated:
         needed = tuning.rival_rate * (GAIN if tuning.limit > tuning.rival_limit else 1.0)
         if rate < needed:
-            return Tuning(tuning.rival_limit, hold_until_s=now_s + HOLD_S)
+            tries_fewer = tuning.limit > tuning.rival_limit > 1
+            return Tuning(tuning.rival_limit, hold_until_s=now_s + HOLD_S, tries_fewer=tries_fewer)
         rest_s = 0.0 if tuning.limit > tuning.rival_limit else HOLD_S
         tuning = Tuning(tuning.limit, hold_until_s=now_s + rest_s)
     suspect = is_suspect(tuning.limit, window)
@@ -83,6 +86,8 @@ def step(tuning: Tuning, size: int, window: Window, now_s: float) -> Tuning:
         return replace(tuning, limit=max(1, tuning.limit // 2), rival_limit=0, num_slow=0)  # fewer will do as well
     if not window.saturated:
         return tuning
+    if tuning.tries_fewer and suspect:
+        return _moved(tuning, 1, rate, test=True)
     if tuning.limit < size and now_s >= tuning.hold_until_s:
         if tuning.limit == 1 and tuning.num_slow + 1 < SLOW_WINDOWS:
             return replace(tuning, num_slow=tuning.num_slow + 1)
@@ -125,5 +130,5 @@ def smoothed(average_s: float | None, sample_s: float) -> float:
 
 def _moved(tuning: Tuning, limit: int, rate: float, *, test: bool) -> Tuning:
     if not test:
-        return replace(tuning, limit=limit, rival_limit=0, num_slow=0)
-    return replace(tuning, limit=limit, rival_limit=tuning.limit, rival_rate=rate, num_slow=0)
+        return replace(tuning, limit=limit, rival_limit=0, tries_fewer=False, num_slow=0)
+    return replace(tuning, limit=limit, rival_limit=tuning.limit, rival_rate=rate, tries_fewer=False, num_slow=0)
