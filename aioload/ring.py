@@ -99,12 +99,18 @@ class Slot:
         self._watch: weakref.ref[_Lent] | None = None
 
     def __repr__(self) -> str:
-        return f"<Slot {self.state.value} {self.arena.nbytes} bytes at {self.arena.ctypes.data:#x}>"
+        return f"<Slot {self.state.value} {self.arena.nbytes} bytes at {self.address:#x}>"
 
     @property
     def is_pinned(self) -> bool:
         """Whether it has the memory that the ring's slots should have."""
         return isinstance(self._memory, torch.Tensor) and self.home is None
+
+    @property
+    def address(self) -> int:
+        """Where its memory is."""
+        is_tensor = isinstance(self._memory, torch.Tensor)
+        return self._memory.data_ptr() if is_tensor else self.arena.ctypes.data  # type: ignore[no-any-return]
 
     def tensor(self, num_bytes: int) -> torch.Tensor:
         """Return the first ``num_bytes`` as a uint8 tensor (page-locked if the slot is): borrowed, not lent."""

@@ -68,7 +68,7 @@ def test_both_sides_see_a_segment(
     one, other = ends
     segments = Segments()
     memory = segments.new_memory(100_000)
-    number = segments.number_of(memory)
+    number = segments.number_of(memory.data_ptr())
     file = segments.take_file(number)
     assert file is not None
     assert segments.take_file(number) is None

@@ -544,15 +544,19 @@ def test_nothing_outlives_a_consumer_that_was_killed_while_a_process_keeps_its_i
     wait_until_gone([int(ended.out)])
 
 
-def test_a_script_that_would_run_again_is_told_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_script_that_would_run_again_is_told_so(start_method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import aioload\nnext(iter(aioload.DataLoader([0, 1], 2, processes=1, num_workers=1)))\n")
+    arguments = f"processes=1, num_workers=1, multiprocessing_context={start_method!r}"
+    script.write_text(f"import aioload\nnext(iter(aioload.DataLoader([0, 1], 2, {arguments})))\n")
     environment = os.environ | {"PYTHONPATH": str(Path(aioload.__file__).parent.parent)}
     ended = subprocess.run(
         [sys.executable, script], check=False, capture_output=True, text=True, env=environment, timeout=60
     )
     assert ended.returncode == 1
-    last = ended.stderr.splitlines()[-1]
+    *_, in_process, last = [line for line in ended.stderr.splitlines() if "Error: " in line]
+    assert "ArgumentError: processes= is for the script itself" in in_process
+    assert ended.stderr.endswith(f"{last}\n")
     assert "ProcessDiedError: Engine process 0" in last
     assert "as it began" in last
     assert "if __name__ == '__main__':" in last

@@ -374,7 +374,7 @@ class Child:
         return InPieces(self._hand_over(slot), packed.pickled, packed.spans)
 
     def _hand_over(self, slot: Slot) -> int:
-        segment = self._segments.number_of(slot.tensor(1))
+        segment = self._segments.number_of(slot.address)
         self._sent[segment] = slot
         return segment
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from aioload.engine.child import Part
 from aioload.engine.gang import Gang
+from aioload.engine.member import check_may_start
 from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import allowed_handles, most_reads
@@ -49,7 +50,13 @@ def divide(
 
 
 def gang_for(plan: Plan, kind: Kind, *, ring: Ring, portal: Portal, ledger: Ledger) -> Gang:
-    """Return new engine processes for what the loader's arguments are now."""
+    """Return new engine processes for what the loader's arguments are now.
+
+    Raises:
+        ArgumentError: This process may not start any.
+        TransferError: Something cannot be pickled.
+    """
+    check_may_start()
     # An iterable dataset is passed over once, and so by one process.
     num_processes = 1 if kind is Kind.ITERABLE else plan.processes
     num_workers = num_processes if kind is Kind.ASYNC else plan.num_workers

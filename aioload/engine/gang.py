@@ -68,7 +68,7 @@ from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.death import died, died_at_once
 from aioload.engine.demand import Demand
 from aioload.engine.marks import Span
-from aioload.engine.member import Member, check_may_start
+from aioload.engine.member import Member
 from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
 from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
@@ -142,7 +142,6 @@ class Gang:
 
     Raises:
         TransferError: Something cannot be pickled.
-        ArgumentError: This process may not start any.
     """
 
     def __init__(
@@ -158,7 +157,6 @@ class Gang:
         has_beginning: bool,
         epoch_told: int | None,
     ) -> None:
-        check_may_start()
         self._ring, self._loop, self._ledger, self._epoch_told = ring, portal, ledger, epoch_told
         self.portal = Entrance(portal, opened=not has_beginning)
         self.regulator: Any = ReadsElsewhere() if auto else None

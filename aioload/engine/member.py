@@ -153,11 +153,17 @@ class Member:
 
 
 def check_may_start() -> None:
-    """Raise :class:`~aioload.errors.ArgumentError` in a process that may not start others."""
+    """Raise :class:`~aioload.errors.ArgumentError` in a process that may not start others, or not yet."""
     if multiprocessing.current_process().daemon:
         message = (
             "processes= needs processes of its own, and this one is daemonic (a worker of torch's loader or of a pool, "
             "say), which may not start any. Leave processes out here."
+        )
+        raise ArgumentError(message)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        message = (
+            "processes= is for the script itself, and this is one of its processes, which runs it again for what it "
+            "defines. Have the script do what it does under if __name__ == '__main__':."
         )
         raise ArgumentError(message)
 

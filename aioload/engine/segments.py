@@ -63,9 +63,9 @@ class Segments:
         weakref.finalize(mapping, self._gone, address, number).atexit = False
         return memory
 
-    def number_of(self, memory: torch.Tensor) -> int:
-        """Return the number of the segment that is a slot's memory."""
-        return self._by_address[memory.data_ptr()]
+    def number_of(self, address: int) -> int:
+        """Return the number of the segment whose memory begins there."""
+        return self._by_address[address]
 
     def take_file(self, number: int) -> int | None:
         """Return the file of a segment, which is the caller's, the first time that it is asked for."""
