@@ -109,8 +109,7 @@ class Slot:
     @property
     def address(self) -> int:
         """Where its memory is."""
-        is_tensor = isinstance(self._memory, torch.Tensor)
-        return self._memory.data_ptr() if is_tensor else self.arena.ctypes.data  # type: ignore[no-any-return]
+        return self._memory.data_ptr() if isinstance(self._memory, torch.Tensor) else self.arena.ctypes.data
 
     def tensor(self, num_bytes: int) -> torch.Tensor:
         """Return the first ``num_bytes`` as a uint8 tensor (page-locked if the slot is): borrowed, not lent."""

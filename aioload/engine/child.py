@@ -1,22 +1,13 @@
-"""Child: an engine process, from its start to its end; :mod:`aioload.engine.gang` tells what goes on in between."""
+"""Child: the engine of a process that loads for another one; :mod:`aioload.engine.gang` tells what goes on."""
 
-import contextlib
-import fcntl
 import functools
-import gc
 import os
 import pickle
-import select
-import signal
-import socket
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset
 
 from aioload.cache import Cache
@@ -43,14 +34,14 @@ from aioload.engine.messages import (
     Notes,
     Totals,
     Widen,
+    send,
 )
 from aioload.engine.pace import Pace
 from aioload.engine.packing import Packed
-from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import Regulator
 from aioload.engine.segments import Segments
-from aioload.engine.settings import Settings
+from aioload.engine.settings import Part, Settings
 from aioload.engine.share import Share
 from aioload.engine.source import Kind, Source
 from aioload.errors import ErrorContext, TransferError, safe_to_raise, strip, text_of
@@ -61,88 +52,8 @@ from aioload.ring import Ring, Slot
 from aioload.stats import Ledger
 from aioload.workers import answer_for_torch
 
-_END_S = 1.0
-"""Seconds that threads get to end; one that is stuck in a read would keep the process for ever."""
-
 _TELL_EVERY_S = 0.02
 """Seconds between two accounts of what has been done, while there is more to do."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What one of several processes is to do of the whole.
-
-    Attributes:
-        process: Its number.
-        num_processes: How many there are.
-        first_worker: The number of the first of its workers.
-        num_workers: Its decode threads.
-        num_all_workers: Those of all processes.
-        num_reads: Its reads under way, ``None`` for as many as it finds best.
-        most_reads: What that never exceeds.
-    """
-
-    process: int
-    num_processes: int
-    first_worker: int
-    num_workers: int
-    num_all_workers: int
-    num_reads: int | None
-    most_reads: int
-
-
-def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> None:
-    """Load what is asked for until the other side is gone. In the main thread of a new process.
-
-    Args:
-        parcel: What it is given.
-        end: Its end of the channel.
-        life: Its end of a pipe that the consumer's process closes when this one has ended, or that is closed for it.
-        part: What it is to do.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _end_with(life.fileno())
-    _let_others_finish()
-    torch.set_num_threads(1)  # as torch's workers: there are threads enough
-    channel = Channel(end)
-    if not parcel.contents and parcel.error is None:
-        files = _files_of_contents(channel)
-        if not files:
-            return
-        parcel.unpack(*files)
-    if parcel.error is not None:
-        error = TransferError(
-            f"The dataset could not be unpacked in the engine process: {text_of(parcel.error)}. Define what it is made "
-            "of in modules that can be imported, not at a prompt or by python -c; or have processes forked, by "
-            "multiprocessing_context='fork'."
-        )
-        error.__cause__ = parcel.error
-        _send(channel, Broken(abroad.pack_error(error)))
-        return
-    gc.freeze()  # what is there now stays: a collection would touch, and so copy, what is shared with who forked us
-    child = Child(channel, part, **parcel.contents)
-    try:
-        while (received := channel.receive()) is not None:
-            message, file = received
-            child.handle(pickle.loads(message), file)
-    except BaseException as exc:
-        _send(channel, Broken(abroad.pack_error(exc)))
-        raise
-    finally:
-        child.close(_END_S)
-
-
-def _files_of_contents(channel: Channel) -> list[int]:
-    """Return what the parcel is to be filled from; nothing if the other side is gone."""
-    files = []
-    while (received := channel.receive()) is not None:
-        message, file = received
-        assert file is not None
-        files.append(file)
-        if pickle.loads(message).is_last:
-            return files
-    return []
 
 
 class Child:
@@ -270,7 +181,7 @@ class Child:
         if self._crew is None:
             seed_process(begin.base_seed + part.first_worker)
             self._crew = self._new_crew(source)
-            self._crew.portal.pass_through(_send, self._channel, Begun())
+            self._crew.portal.pass_through(send, self._channel, Begun())
         share = Share(
             self._settings,
             source,
@@ -316,7 +227,7 @@ class Child:
         )
 
     def _break(self, exc: BaseException) -> None:
-        _send(self._channel, Broken(abroad.pack_error(exc)))
+        send(self._channel, Broken(abroad.pack_error(exc)))
 
     # On the threads that finish batches.
 
@@ -343,7 +254,7 @@ class Child:
         batch.result = batch.error = None
         file = None if segment is None else self._segments.take_file(segment)
         try:
-            _send(self._channel, done, file)
+            send(self._channel, done, file)
         finally:
             if file is not None:
                 os.close(file)
@@ -395,27 +306,6 @@ class Child:
         return Totals(self._ledger.sums(), crew.reads_limit, crew.decode.limit, budget.num_bytes, budget.peak_bytes)
 
 
-def _end_with(life: int) -> None:
-    """Have the kernel end this process when the other end of a pipe is closed, which says that the consumer's is gone.
-
-    That is certain even where code that does not return has the interpreter: what SIGIO does by default is to end it.
-    """
-    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([life], [], [], 0)[0]:  # it was closed before
-        os._exit(0)
-
-
-def _let_others_finish() -> None:
-    """Have the kernel not interrupt whoever is at work, the training step say, when a read here is done.
-
-    This process gets its share of the processor as ever. Where all are busy it takes it at the next tick, not at once.
-    """
-    with contextlib.suppress(OSError):  # forbidden here
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else somebody has chosen
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def _refusal(exc: BaseException, batch: Batch) -> Failed:
     error: BaseException = exc
     if not isinstance(exc, MemoryError | OSError):
@@ -426,7 +316,3 @@ def _refusal(exc: BaseException, batch: Batch) -> Failed:
         error.__cause__ = strip(exc)
     context = ErrorContext(list(batch.indices), None, "collate")
     return Failed(abroad.pack_error(safe_to_raise(error)), abroad.pack_context(context))
-
-
-def _send(channel: Channel, message: Any, file: int | None = None) -> None:
-    channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), file)

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from aioload.engine.child import Part
 from aioload.engine.gang import Gang
 from aioload.engine.member import check_may_start
 from aioload.engine.plan import Plan
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import allowed_handles, most_reads
 from aioload.engine.server import new_context
+from aioload.engine.settings import Part
 from aioload.engine.source import Kind
 from aioload.ring import Ring
 from aioload.stats import Ledger

@@ -20,12 +20,12 @@ it does nothing::
   over one socket per process, each whole or not at all (:mod:`~aioload.engine.channel`). Batches do not: both sides map
   the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
   lie in such a slot (:mod:`~aioload.engine.packing`).
-- **The beginning.** Processes are asked for first, all at once, and come to be while the dataset is pickled; they are
-  given it, and the first indices, by their sockets. Of a server that may still be importing, they are asked for by the
-  gang's thread, so that ``iter()`` waits for nothing but the pickling.
-- **Who takes it in.** The thread ``aioload-gang``, while somebody waits for a batch, or where batches go to a device;
-  else messages lie in the sockets, and the training step keeps the interpreter to itself. Once awake, it takes in
-  all that has come, so that the next batches are there without it.
+- **The beginning.** Processes are asked for first, all at once, and come to be while the dataset is pickled
+  (:mod:`~aioload.engine.roster`); they are given it, and the first indices, by their sockets. Of a server that may
+  still be importing, they are asked for by the gang's thread, so that ``iter()`` waits for nothing but the pickling.
+- **Who takes it in.** The thread ``aioload-gang``, while somebody waits for a batch, or where batches go to a device
+  (:mod:`~aioload.engine.intake`); else messages lie in the sockets, and the training step keeps the interpreter to
+  itself. Once awake, it takes in all that has come, so that the next batches are there without it.
 - **The processor.** Where all are busy, a read that is done does not interrupt the step: the processes are of the
   scheduling policy SCHED_BATCH, with their share like others, but from the next tick on. (Interruptions of a step of
   2 ms beside 16 reads of 7 ms on two processors: 0.3 in place of 1.0.)
@@ -46,34 +46,29 @@ it does nothing::
   interrupt leaves it sent or not; where nobody can tell, it is sent again, and known by its number.
 """
 
-import contextlib
+import functools
 import itertools
 import os
 import pickle
-import select
 import threading
 import time
 import weakref
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 from aioload.engine import abroad
 from aioload.engine.batch import Batch
-from aioload.engine.bell import Bell
-from aioload.engine.channel import PART_BYTES
-from aioload.engine.child import Part
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.death import died, died_at_once
 from aioload.engine.demand import Demand
+from aioload.engine.intake import Intake
 from aioload.engine.marks import Span
 from aioload.engine.member import Member
 from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen
-from aioload.engine.parcel import Parcel
 from aioload.engine.portal import Portal
-from aioload.engine.server import is_up
-from aioload.engine.shortage import explained
+from aioload.engine.roster import Roster
+from aioload.engine.settings import Part
 from aioload.errors import AioloadError, EngineError, ProcessDiedError
 from aioload.layout import Layout
 from aioload.ring import Ring, Slot
@@ -166,18 +161,15 @@ class Gang:
         self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._entered: set[int] = set()  # passes that the processes have not been told the end of
-        self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
+        self._layout_of: Callable[[bytes], Layout] = functools.lru_cache(_MOST_LAYOUTS)(pickle.loads)
         self._untold: BaseException | None = None  # an error that no run has been told of
-        with explained("What engine processes begin with"):
-            self._bell, self._is_pressed = Bell(), False
-        self._parts = parts
-        self.members: list[Member] = []
-        self._dropped: list[Member] = []
-        self._unstarted: tuple[Parcel, BaseContext] | None = None
+        self._intake = Intake()
+        self._roster = Roster(parts, ledger, self._intake.press)
         self._thread = threading.Thread(target=self._serve, name="aioload-gang", daemon=True)
         try:
-            with explained("What engine processes begin with"):
-                self._begin(contents, context)
+            self._loop.acquire(self._loop_crashed, at_once=False)
+            self._roster.begin(contents, context)
+            self._thread.start()
         except BaseException:
             self.stop()
             if self._thread.ident is None:
@@ -187,6 +179,11 @@ class Gang:
 
     def __repr__(self) -> str:
         return f"<Gang {self.members}>"
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The processes."""
+        return self._roster.members
 
     @property
     def reads_limit(self) -> int:
@@ -243,7 +240,7 @@ class Gang:
 
     def attend(self) -> None:
         """Have what has come, and comes next, taken in: a consumer waits. Any thread; never waits."""
-        self._bell.ring()
+        self._intake.look()
 
     def release(self, slot: Slot) -> None:
         """Let a slot go that nobody wants."""
@@ -292,9 +289,8 @@ class Gang:
             return
         self._closed = True
         self.portal.close()
-        for member in self.members:
-            member.channel.shut()
-        self._bell.ring()
+        self._roster.shut()
+        self._intake.shut()
         self._loop.release(self._loop_crashed)
 
     def join(self, timeout_s: float) -> None:
@@ -339,51 +335,16 @@ class Gang:
         for run in runs:
             run.break_(exc)
 
-    def _press(self) -> None:
-        """Take in all that comes from now on: a socket is full, and others that should load wait for that."""
-        self._is_pressed = True
-        self._bell.ring()
-
-    def _begin(self, contents: dict[str, Any], context: BaseContext) -> None:
-        """Have the processes started, as far as nobody waits for that, and given what they are to have first."""
-        self._add_members()
-        is_early = is_up(context)
-        if is_early:  # they come to be while we pickle
-            self._start(Parcel({}, is_for_forks=True), context)
-        self._loop.acquire(self._loop_crashed, at_once=False)
-        with contextlib.closing(Parcel(contents, is_for_forks=context.get_start_method() == "fork")) as parcel:
-            if is_early and parcel.file is None:  # what is given in the course of a start
-                is_early = False
-                self._drop_members()
-                self._add_members()
-            for member in self.members:
-                member.greet(parcel)
-            if parcel.file is None:
-                self._start(parcel, context)
-            elif not is_early:  # in the thread, beside what the caller does next
-                self._unstarted = parcel.wrapping(), context
-        self._thread.start()
-
-    def _add_members(self) -> None:
-        for part in self._parts:
-            self.members.append(Member(part, self._ledger.open(), self._press))
-
-    def _drop_members(self) -> None:
-        for member in self.members:
-            member.channel.shut()
-        self._dropped, self.members = self.members, []
-
     # The gang's thread.
 
     def _serve(self) -> None:
         try:
-            if self._unstarted is not None:
-                with explained("What engine processes begin with"):
-                    self._start(*self._unstarted)
-            for member in self.members:
-                if member.process is not None:
-                    member.await_start()
-            self._listen()
+            self._roster.await_start()
+            for member, message, file in self._intake.messages(self.members, self._is_attended):
+                if message is not None:
+                    self._take(member, message, file)
+                elif not self._closed:
+                    self._crash(self._death_of(member))
         except (AioloadError, OSError) as exc:
             self._crash(exc)
         except BaseException as exc:
@@ -394,45 +355,11 @@ class Gang:
             self.stop()
             self._reap()
 
-    def _start(self, parcel: Parcel, context: BaseContext) -> None:
-        for member in self.members:
-            if not self._closed:
-                member.start(parcel, context)
-
-    def _listen(self) -> None:
-        quiet, attentive = select.poll(), select.poll()
-        sentinels = {member.process.sentinel: member for member in self.members if member.process is not None}
-        for poll in (quiet, attentive):
-            for file in (self._bell.fileno(), *sentinels):
-                poll.register(file, select.POLLIN)
-        for member in self.members:
-            attentive.register(member.channel.fileno(), select.POLLIN)
-        while not self._closed:
-            files = [file for file, _ in (attentive if self._is_attended() else quiet).poll()]
-            self._bell.answer()  # before looking whether anybody waits
-            self._take_all([sentinels[file] for file in files if file in sentinels])
-
     def _is_attended(self) -> bool:
         """Whether what comes is taken in at once."""
-        if self._is_pressed or not all(member.has_begun for member in self.members):
+        if not all(member.has_begun for member in self.members):
             return True
         return any(run.is_waited_for for run in self._living_runs())
-
-    def _take_all(self, dead: list[Member]) -> None:
-        """Take in what there is. What a process sent before it died counts."""
-        received = []
-        for member in self.members:
-            with contextlib.suppress(BlockingIOError):
-                while (message := member.channel.receive(wait=False)) is not None:
-                    received.append((member, *message))
-                    self._is_pressed |= len(message[0]) > PART_BYTES
-                dead.append(member)
-        # Only now: whoever is woken up by the first goes on beside what is left to do.
-        for each in received:
-            self._take(*each)
-        for member in dead:
-            if not self._closed:
-                self._crash(self._death_of(member))
 
     def _take(self, member: Member, packed: bytes, file: int | None) -> None:
         message = pickle.loads(packed)
@@ -474,14 +401,6 @@ class Gang:
         if self.regulator is not None:
             self.regulator.limits[member.number] = totals.reads_limit
 
-    def _layout_of(self, pickled: bytes) -> Layout:
-        layout = self._layouts.get(pickled)
-        if layout is None:
-            layout = self._layouts[pickled] = pickle.loads(pickled)
-            if len(self._layouts) > _MOST_LAYOUTS:
-                self._layouts.popitem(last=False)
-        return layout
-
     def _death_of(self, member: Member) -> ProcessDiedError:
         member.process.join(_END_S)
         code = member.process.exitcode
@@ -494,8 +413,5 @@ class Gang:
 
     def _reap(self) -> None:
         """See all processes end, and kill those that do not."""
-        deadline = time.monotonic() + _END_S
-        for member in (*self._dropped, *self.members):
-            member.end(deadline)
-            self._ledger.close(member.tally)
-        self._bell.close()
+        self._roster.end(time.monotonic() + _END_S)
+        self._intake.close()

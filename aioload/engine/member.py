@@ -5,7 +5,6 @@ import functools
 import io
 import multiprocessing
 import os
-import pickle
 import time
 import weakref
 from collections import deque
@@ -14,17 +13,17 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
-from aioload.engine import child
+from aioload.engine import entry
 from aioload.engine.channel import new_channel
-from aioload.engine.child import Part
 from aioload.engine.death import died_at_once
 from aioload.engine.marks import Marks
-from aioload.engine.messages import Contents, Hello, Notes
+from aioload.engine.messages import Contents, Hello, Notes, send
 from aioload.engine.parcel import Parcel
 from aioload.engine.segments import Mapping
 from aioload.engine.server import check_room, interrupts_blocked, new_process
+from aioload.engine.settings import Part
 from aioload.errors import ArgumentError
 from aioload.ring import Ring, Slot
 from aioload.stats import Tally
@@ -93,7 +92,7 @@ class Member:
         end, life = self._ends
         process = new_process(
             context,
-            target=child.main,
+            target=entry.main,
             args=(parcel, end, life, self._part),
             name=f"aioload-{self.number}",
             daemon=True,
@@ -139,9 +138,9 @@ class Member:
             return None
         return Notes(_all_of(self.freed), _all_of(self.taken))
 
-    def send(self, message: Any, file: int | None = None) -> None:
+    def send(self, message: NamedTuple, file: int | None = None) -> None:
         """Send it a message; if it has died, that is found out elsewhere."""
-        self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), file)
+        send(self.channel, message, file)
 
     def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
         """Return the slot over one of its segments, which has just been filled."""

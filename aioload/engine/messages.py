@@ -1,8 +1,10 @@
 """Messages: what travels between a loader and its engine processes, pickled, beside the memory of the slots."""
 
+import pickle
 from typing import Any, NamedTuple
 
 from aioload.engine import marks
+from aioload.engine.channel import Channel
 from aioload.engine.packing import Span
 from aioload.engine.position import Place
 
@@ -127,3 +129,8 @@ class Broken(NamedTuple):
     """The process cannot go on: an error of all its passes."""
 
     error: bytes
+
+
+def send(channel: Channel, message: NamedTuple, file: int | None = None) -> None:
+    """Send a message, and with it a copy of an open file. If nobody is there any more, that is found out elsewhere."""
+    channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), file)

@@ -31,6 +31,29 @@ class Settings:
     read_policy: ReadPolicy
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What one of several processes is to do of the whole.
+
+    Attributes:
+        process: Its number.
+        num_processes: How many there are.
+        first_worker: The number of the first of its workers.
+        num_workers: Its decode threads.
+        num_all_workers: Those of all processes.
+        num_reads: Its reads under way, ``None`` for as many as it finds best.
+        most_reads: What that never exceeds.
+    """
+
+    process: int
+    num_processes: int
+    first_worker: int
+    num_workers: int
+    num_all_workers: int
+    num_reads: int | None
+    most_reads: int
+
+
 class Answer(enum.Enum):
     """What asking for a batch may answer instead of one."""
 
