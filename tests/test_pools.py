@@ -85,7 +85,7 @@ def test_who_computes_is_not_stuck_before_long(surely_after_s: float, monkeypatc
 
     def compute() -> None:
         begun.set()
-        hashlib.pbkdf2_hmac("sha256", b"", b"salt", 1_000_000)  # without the interpreter, for a third of a second
+        hashlib.pbkdf2_hmac("sha256", b"", b"salt", 3_000_000)  # without the interpreter, for a second
 
     with pool_of(3, awake=1) as (pool, _):
         pool.submit([job(compute), job(time.perf_counter)], 2)
