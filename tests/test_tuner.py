@@ -135,6 +135,7 @@ def test_it_follows_storage_that_changes(noise: float) -> None:
     rival_limit=st.integers(0, SIZE),
     rival_rate=st.floats(0, 1e6),
     hold_until_s=st.floats(0, 10),
+    tries_fewer=st.booleans(),
     num_jobs=st.integers(1, 10**6),
     elapsed_s=st.floats(1e-3, 10),
     mean_job_s=st.floats(1e-7, 10),
@@ -146,13 +147,14 @@ def test_the_limit_stays_between_one_thread_and_all(
     rival_limit: int,
     rival_rate: float,
     hold_until_s: float,
+    tries_fewer: bool,
     num_jobs: int,
     elapsed_s: float,
     mean_job_s: float,
     saturated: bool,
     now_s: float,
 ) -> None:
-    tuning = Tuning(limit, rival_limit, rival_rate, hold_until_s)
+    tuning = Tuning(limit, rival_limit, rival_rate, hold_until_s, tries_fewer)
     after_step = tuner.step(tuning, SIZE, Window(num_jobs, elapsed_s, mean_job_s, saturated), now_s)
     assert 1 <= after_step.limit <= SIZE
 

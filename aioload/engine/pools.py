@@ -194,7 +194,7 @@ class ThreadPool:
         return jobs
 
     def widen_if_stuck(self) -> None:
-        """Let every thread that may work do so if jobs are queued and none has been finished for a while.
+        """Let every thread that may work do so if jobs are queued, and for a while none has been finished nor computed.
 
         After a longer while they do not count, and as many others may work.
         """
