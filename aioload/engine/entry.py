@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import gc
 import os
-import pickle
 import select
 import signal
 import socket
@@ -15,7 +14,7 @@ import torch
 from aioload.engine import abroad
 from aioload.engine.channel import Channel
 from aioload.engine.child import Child
-from aioload.engine.messages import Broken, send
+from aioload.engine.messages import Broken, received, send
 from aioload.engine.parcel import Parcel
 from aioload.engine.settings import Part
 from aioload.errors import TransferError, text_of
@@ -56,9 +55,9 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
     gc.freeze()  # what is there now stays: a collection would touch, and so copy, what is shared with who forked us
     child = Child(channel, part, **parcel.contents)
     try:
-        while (received := channel.receive()) is not None:
-            message, file = received
-            child.handle(pickle.loads(message), file)
+        while (came := channel.receive()) is not None:
+            message, file = came
+            child.handle(received(message), file)
     except BaseException as exc:
         send(channel, Broken(abroad.pack_error(exc)))
         raise
@@ -69,11 +68,11 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
 def _files_of_contents(channel: Channel) -> list[int]:
     """Return what the parcel is to be filled from; nothing if the other side is gone."""
     files = []
-    while (received := channel.receive()) is not None:
-        message, file = received
+    while (came := channel.receive()) is not None:
+        message, file = came
         assert file is not None
         files.append(file)
-        if pickle.loads(message).is_last:
+        if received(message).is_last:
             return files
     return []
 

@@ -21,14 +21,16 @@ class Intake:
         with explained("What engine processes begin with"):
             self._bell = Bell()
         self._is_pressed = self._closed = False
+        self._is_listening = False  # whether it wakes up by itself when something comes
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "pressed" if self._is_pressed else "open"
         return f"<Intake {state}>"
 
     def look(self) -> None:
-        """Have what has come, and comes next, received if that is wanted now. Never waits."""
-        self._bell.ring()
+        """Have what has come, and comes next, received if that is wanted; it was so before this call. Never waits."""
+        if not self._is_listening:
+            self._bell.ring()
 
     def press(self) -> None:
         """Receive all that comes from now on: a socket is full, and others that should load wait for that."""
@@ -55,16 +57,19 @@ class Intake:
             members: The processes.
             is_wanted: Returns whether messages are wanted; else they are left where they are.
         """
-        quiet, attentive = select.poll(), select.poll()
+        quiet, attentive, bell = select.poll(), select.poll(), self._bell.fileno()
         sentinels = {member.process.sentinel: member for member in members if member.process is not None}
         for poll in (quiet, attentive):
-            for file in (self._bell.fileno(), *sentinels):
+            for file in (bell, *sentinels):
                 poll.register(file, select.POLLIN)
         for member in members:
             attentive.register(member.channel.fileno(), select.POLLIN)
         while not self._closed:
-            files = [file for file, _ in (attentive if self._is_pressed or is_wanted() else quiet).poll()]
-            self._bell.answer()  # before looking whether anybody waits
+            self._is_listening = False  # before asking: who begins to want it behind that has to ring
+            self._is_listening = self._is_pressed or is_wanted()
+            files = [file for file, _ in (attentive if self._is_listening else quiet).poll()]
+            if bell in files:
+                self._bell.answer()
             yield from self._received(members, [sentinels[file] for file in files if file in sentinels])
 
     def _received(self, members: Sequence[Member], dead: list[Member]) -> list[tuple[Member, bytes | None, int | None]]:

@@ -34,6 +34,9 @@ from aioload.errors import ErrorContext, ForkedIteratorError, annotate, safe_to_
 from aioload.ring import Ring
 from aioload.stats import Tally
 
+_QUICK_S = 2e-4
+"""A step that is shorter has little to lose from what other threads do meanwhile."""
+
 
 class Run:
     """One pass over the data. Any thread may call :meth:`next`; :meth:`anext` any event loop.
@@ -116,6 +119,7 @@ class Run:
         self._regulator = crew.regulator
         self._max_batches = max_batches
         self._step_began_s = 0.0  # when the consumer was given a batch
+        self._is_quick = False  # whether its latest step was no step to speak of
         self._remote = fetcher
         if isinstance(crew, Gang):
             assert fetcher is not None
@@ -208,8 +212,11 @@ class Run:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether batches that other processes have made are to be taken in at once."""
-        return self._handoff.is_waited_for or self._copies
+        """Whether batches that other processes have made are to be taken in at once.
+
+        They are for a consumer that is soon back, too: it saves it from waiting, and from waking up who takes them in.
+        """
+        return self._handoff.is_waited_for or self._copies or self._is_quick
 
     def _attend(self) -> None:
         if self._remote is not None:
@@ -396,9 +403,10 @@ class Run:
 
     def _note_step(self) -> None:
         if self._step_began_s:
-            began_s, self._step_began_s = self._step_began_s, 0.0
+            step_s, self._step_began_s = time.perf_counter() - self._step_began_s, 0.0
+            self._is_quick = step_s < _QUICK_S
             if self._regulator is not None:
-                self._regulator.demand.note_step(time.perf_counter() - began_s)
+                self._regulator.demand.note_step(step_s)
 
     def _patience(self) -> Patience:
         now_s = time.perf_counter()
