@@ -56,7 +56,8 @@ class StagedFetcher:
         if asking is None or self._watched is not None:  # of whose size nothing is known before
             asking, self._size_of = self._read_assumed, self._noted_size
         self._read_once = asking
-        self._may_inline, self._inline = may_inline, False
+        self._may_inline = may_inline
+        self._is_cheap = False  # decoding: then several samples go together, and on the thread that read them if may be
         self._decode_cost_s: float | None = None
         self._num_decoded = self._num_jobs = 0
 
@@ -64,7 +65,7 @@ class StagedFetcher:
         """Queue a read per sample, or per few samples where reads are so short that one thread does them all."""
         submit_if_empty(batch, self._decode_pool)
         num_samples = len(batch.indices)
-        if self._inline and self._watched is None:
+        if self._is_cheap and self._watched is None:
             job, step = self._read_and_decode, SAMPLES_PER_JOB if self._reads.is_alone else 1
             jobs: list[Job] = [
                 (job, batch, start, min(start + step, num_samples)) for start in range(0, num_samples, step)
@@ -75,10 +76,11 @@ class StagedFetcher:
 
     def resubmit(self, jobs: list[Job]) -> None:
         """Queue the jobs."""
-        decodes = [job for job in jobs if job[0] == self._decode]
+        of_decoders = self._decode, self._decode_together
+        decodes = [job for job in jobs if job[0] in of_decoders]
         if decodes:
             self._decode_pool.submit(decodes, len(decodes))
-            jobs = [job for job in jobs if job[0] != self._decode]
+            jobs = [job for job in jobs if job[0] not in of_decoders]
         if jobs:
             self._submit_reads(jobs)
 
@@ -137,13 +139,13 @@ class StagedFetcher:
         now = time.perf_counter()
         tally.read_s += now - worker.mark
         worker.mark = now
-        if self._inline:
+        if self._is_cheap and self._may_inline:
             self._decode(worker, batch, position, data)
         else:
             self._decode_pool.submit(((self._decode, batch, position, data),), 1)
 
     def _read_and_decode(self, worker: Worker, batch: Batch, start: int, stop: int) -> None:
-        """Load samples ``start`` to ``stop`` on this thread. The hottest loop there is: 0.1 us counts.
+        """Load samples ``start`` to ``stop``, on this thread if may be. The hottest loop there is: 0.1 us counts.
 
         Several are read, then decoded, then collated: a call for all of them takes little more than one for each.
         """
@@ -152,6 +154,7 @@ class StagedFetcher:
             return
         reads, tally, indices, marks = self._reads, worker.tally, batch.indices, batch.marks
         location, read, size_of = self._location, self._read_bytes, self._size_of
+        dispose = self._decode_pile if self._may_inline else self._hand_over
         here = [self._context, None, _LOCATION, worker.number % self._num_workers, None]
         HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
         admit = functools.partial(self._admit, worker, batch)
@@ -185,16 +188,40 @@ class StagedFetcher:
             else:
                 settle(batch, batch.drop(position), worker)
             tally.bytes_read += num_bytes - num_bytes_before  # first: a batch that is done has been counted
-            self._decode_pile(worker, batch, begun, pile, here)
+            dispose(worker, batch, begun, pile, here)
             begun, pile, num_bytes_before = position + 1, [], num_bytes
         if pile:
             tally.bytes_read += num_bytes - num_bytes_before
-            self._decode_pile(worker, batch, begun, pile, here)
+            dispose(worker, batch, begun, pile, here)
         tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
-        batch.claim.note_decoded(num_bytes, stop - start)
+        if self._may_inline:
+            batch.claim.note_decoded(num_bytes, stop - start)
         if self._gate.is_narrow:
             self._gate.release()
         worker.num_units = stop - start
+
+    def _hand_over(self, worker: Worker, batch: Batch, start: int, pile: list[Any], _: list[Any]) -> None:
+        """Have the samples from ``start`` on decoded by a thread that ``worker_init_fn`` has been called in."""
+        num_bytes = sum(map(self._source.size_of, pile))
+        batch.claim.correct_raw(worker.claimed, num_bytes)
+        worker.claimed, before = 0, worker.mark
+        worker.mark = time.perf_counter()
+        worker.tally.read_s += worker.mark - before
+        if pile:
+            self._decode_pool.submit(((self._decode_together, batch, start, pile),), 1)
+
+    def _decode_together(self, worker: Worker, batch: Batch, start: int, pile: list[Any]) -> None:
+        if is_held(self._gate, (self._decode_together, batch, start, pile)):
+            return
+        here = [self._context, None, _SAMPLE, worker.number % self._num_workers, None]
+        HERE.set(here)
+        num_bytes = sum(map(self._source.size_of, pile))
+        try:
+            self._decode_pile(worker, batch, start, pile, here)
+        finally:
+            batch.claim.note_decoded(num_bytes, len(pile))
+            batch.claim.give_raw(num_bytes)
+        worker.num_units = len(pile)
 
     def _decode_pile(self, worker: Worker, batch: Batch, start: int, pile: list[Any], here: list[Any]) -> None:
         """Decode and collate what has been read of the samples from ``start`` on."""
@@ -336,7 +363,7 @@ class StagedFetcher:
             return
         self._num_decoded += 1
         # Not by the wall clock: decoding threads wait for the interpreter lock, and for a core.
-        measured = self._may_inline and self._num_decoded % _MEASURE_EVERY == 1
+        measured = self._num_decoded % _MEASURE_EVERY == 1
         cpu_started = time.thread_time() if measured else 0.0
         index = batch.indices[position]
         HERE.set([self._context, index, _SAMPLE, worker.number % self._num_workers, None])
@@ -357,6 +384,6 @@ class StagedFetcher:
     def _place(self, cost_s: float) -> None:
         self._decode_cost_s = tuner.smoothed(self._decode_cost_s, cost_s)
         if self._decode_cost_s < INLINE_BELOW_S:
-            self._inline = True
+            self._is_cheap = True
         elif self._decode_cost_s > OFFLOAD_ABOVE_S:
-            self._inline = False
+            self._is_cheap = False
