@@ -178,8 +178,12 @@ def test_beyond_what_a_loader_may_have_it_stays_as_it_is_with_one_warning(monkey
     with Noting(random.Random(0)) as device, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with loader_of(Points(160), device=device, prefetch_bytes=8192, persistent_workers=True) as loader:
-            assert_same(read_all(loader, device), [b.image for b in torch_outcomes(Points(160), batch_size=4)])
-            assert loader.stats().pinned_bytes == device.max_host_bytes == 2 * 4096
+            expected = [batch.image for batch in torch_outcomes(Points(160), batch_size=4)]
+            while not caught:  # that is, until three slots have been in use at a time
+                assert_same(read_all(loader, device), expected)
+            assert_same(read_all(loader, device), expected)
+            assert device.max_host_bytes == 2 * 4096
+            assert 0 < loader.stats().pinned_bytes <= 2 * 4096  # one may have made room since
     assert [each.category for each in caught] == [RuntimeWarning]
     assert "more than the 8192 that this loader may have" in str(caught[0].message)
 

@@ -1,11 +1,13 @@
-"""Small files are read, decoded and collated several at a time; nothing of that shows in what comes out."""
+"""Small files, and samples that take no time, are loaded several at a time; nothing of that shows in what comes out."""
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from oracle import assert_same
 from outcomes import of_iterator
 
@@ -52,6 +54,19 @@ class SmallFiles:
     @property
     def bad(self) -> set[int]:
         return self.missing | self.lost | self.broken
+
+
+class Samples:
+    """The same as a dataset of which only the samples can be asked for."""
+
+    def __init__(self, files: SmallFiles) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return NUM_FILES
+
+    def __getitem__(self, index: int) -> Any:
+        return self.files[index]
 
 
 def told(outcomes: list[Any]) -> list[Any]:
@@ -122,6 +137,47 @@ def test_samples_of_another_form_are_collated_as_by_torch(worker_init_fn: Any, t
     dataset = FileDataset([str(tmp_path / str(number)) for number in range(NUM_FILES)], decode)
     loader = DataLoader(dataset, 20, num_workers=1, num_concurrent_reads=1, worker_init_fn=worker_init_fn)
     assert_same(list(loader), list(DataLoader(dataset, 20, num_workers=0)))
+
+
+@pytest.mark.usefixtures("forks_are_served")
+@pytest.mark.parametrize(("num_workers", "processes"), [(1, 0), (3, 0), (1, 1)])
+@pytest.mark.parametrize("num_odd", [4, 40])
+def test_batches_of_a_map_style_dataset_are_made_or_fail_as_without_threads(
+    num_odd: int, num_workers: int, processes: int, tmp_path: Path
+) -> None:
+    files = SmallFiles(tmp_path, 7, num_odd)
+    arguments: dict[str, Any] = {"batch_size": 24, "seed": 5}
+    expected = told(of_iterator(iter(DataLoader(Samples(files), num_workers=0, **arguments))))
+    arguments |= {"num_workers": num_workers, "processes": processes}
+    with DataLoader(Samples(files), **arguments) as loader:
+        assert_same(told(of_iterator(iter(loader))), expected)
+    with DataLoader(Samples(files), on_error="skip", max_errors=None, **arguments) as loader:
+        indices = [index for batch in loader for index in batch["index"].tolist()]
+        assert indices == [index for index in range(NUM_FILES) if index not in files.bad]
+        assert sorted(error_context(each.error)[0] for each in loader.errors()) == sorted(files.bad)  # type: ignore[index]
+
+
+class Pairs:
+    """Samples that take no time, up to a number from which on each waits until another one is being loaded as well."""
+
+    def __init__(self, num_quick: int) -> None:
+        self.num_quick, self.barrier = num_quick, threading.Barrier(2)
+
+    def __len__(self) -> int:
+        return NUM_FILES
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self.num_quick:
+            self.barrier.wait()
+        return index
+
+
+@pytest.mark.parametrize("batch_size", [1, 24, 480])
+def test_samples_that_come_to_wait_for_each_other_are_loaded_singly(batch_size: int) -> None:
+    dataset = Pairs(NUM_FILES - 100)
+    for _ in range(2):
+        batches = list(DataLoader(dataset, batch_size, num_workers=2))
+        assert torch.cat(batches).tolist() == list(range(NUM_FILES))
 
 
 class Counting:

@@ -5,17 +5,24 @@ A fetcher turns a batch into jobs. Each job ends in exactly one of ``add``, ``fa
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Protocol
 
 from aioload.context import HERE, Stage
-from aioload.engine.batch import Batch
+from aioload.engine.batch import Batch, BatchState
 from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.source import Source, refuse_coroutine
 from aioload.engine.tasks import TaskPool
 from aioload.errors import strip
 
-_SAMPLE = Stage.SAMPLE  # a member of an enum takes 0.1 us to look up
+SAMPLES_PER_JOB = 16
+"""Samples that one job loads, of one batch, where they are tiny: it saves 2 of 15 us a sample."""
+
+_PILE_S = 200e-6
+"""Samples wait so long, at most, to be collated together with others: so few, or small ones, do."""
+
+_SAMPLE, _OPEN = Stage.SAMPLE, BatchState.OPEN  # a member of an enum takes 0.1 us to look up
 
 
 class Gate(Protocol):
@@ -84,40 +91,60 @@ class Fetcher(Protocol):
 
 
 class SampleFetcher:
-    """SINGLE: ``dataset[index]`` on the decode pool, a job per sample."""
+    """SINGLE: ``dataset[index]`` on the decode pool, a job per sample, or per few where one thread does them all."""
 
     def __init__(self, source: Source, decode: ThreadPool, gate: Gate) -> None:
         self._source, self._pool, self._gate = source, decode, gate
         self._samples, self._context = source.samples, source.context
 
     def submit(self, batch: Batch) -> None:
-        """Queue a job per sample."""
+        """Queue the jobs of a batch."""
         submit_if_empty(batch, self._pool)
-        self.resubmit([(self._fetch, batch, position, None) for position in range(len(batch.indices))])
+        self.resubmit(jobs_for(self._fetch, batch, SAMPLES_PER_JOB if self._pool.is_alone else 1))
 
     def resubmit(self, jobs: list[Job]) -> None:
         """Queue the jobs."""
         self._pool.submit(jobs, len(jobs))
 
-    def _fetch(self, worker: Worker, batch: Batch, position: int, _: None) -> None:
-        if not batch.wants(position):
-            settle(batch, batch.drop(position), worker)
-            return
-        if is_held(self._gate, (self._fetch, batch, position, None)):
-            return
-        index = batch.indices[position]
-        HERE.set([self._context, index, _SAMPLE, worker.number, None])
-        try:
-            sample = self._samples[index]
-            if type(sample) is CoroutineType:
-                refuse_coroutine(sample, self._samples, "__getitem__")
-        except BaseException as exc:
-            settle(batch, batch.fail(position, strip(exc), "fetch"), worker)
-            return
-        lap_decode(worker)
-        if batch.add(position, sample):
-            batch.finish(worker.tally)
-        lap_collate(worker)
+    def _fetch(self, worker: Worker, batch: Batch, start: int, stop: int) -> None:
+        """Load samples ``start`` to ``stop``. Those that take no time are collated together, which takes less."""
+        pool, gate, again = self._pool, self._gate, self._fetch
+        indices, marks, clock = batch.indices, batch.marks, time.perf_counter
+        here = [self._context, None, _SAMPLE, worker.number, None]
+        HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
+        begun, pile = start, []  # what has been loaded, of samples that follow each other
+        for position in range(start, stop):
+            if gate.is_narrow and is_held(gate, (again, batch, position, stop)):
+                break
+            if not pool.is_calm and stop - position > 1 and is_cut_short(pool, again, batch, start, position, stop):
+                break
+            if (batch.error is None and batch.state is _OPEN) or batch.wants(position):
+                index = here[1] = indices[position]
+                here[4] = None
+                if marks is not None:
+                    marks[position] = 2
+                try:
+                    pile.append(self._sample(index))
+                    if marks is not None:
+                        marks[position] = 0  # until it is collated
+                    if clock() - worker.mark < _PILE_S:
+                        continue
+                except BaseException as exc:
+                    settle(batch, batch.fail(position, strip(exc), "fetch"), worker)
+            else:
+                settle(batch, batch.drop(position), worker)
+            _collate(worker, batch, begun, pile)
+            begun, pile = position + 1, []
+        else:
+            position = stop
+        _collate(worker, batch, begun, pile)
+        worker.num_units = max(1, position - start)
+
+    def _sample(self, index: Any) -> Any:
+        sample = self._samples[index]
+        if type(sample) is CoroutineType:
+            refuse_coroutine(sample, self._samples, "__getitem__")
+        return sample
 
 
 class AsyncFetcher:
@@ -172,6 +199,34 @@ class AsyncFetcher:
             self._decode_pool.submit(((_finish, batch, None, None),), 1)
 
 
+def jobs_for(function: Callable[[Worker, Batch, int, int], None], batch: Batch, most: int) -> list[Job]:
+    """Return jobs for all samples of a batch, for at most so many each: where the first begins, and the last ends."""
+    num_samples = len(batch.indices)
+    return [(function, batch, start, min(start + most, num_samples)) for start in range(0, num_samples, most)]
+
+
+def is_cut_short(
+    pool: ThreadPool,
+    function: Callable[[Worker, Batch, int, int], None],
+    batch: Batch,
+    start: int,
+    position: int,
+    stop: int,
+) -> bool:
+    """Leave the samples from ``position`` on to threads that would wait for them, or that may stay awake.
+
+    Returns:
+        Whether there are any: else the job, which began at ``start``, goes on.
+    """
+    if not pool.is_alone:
+        pool.resume([(function, batch, each, each + 1) for each in range(position, stop)])
+    elif position > start:
+        pool.resume([(function, batch, position, stop)])
+    else:
+        return False
+    return True
+
+
 def settle(batch: Batch, complete: bool, worker: Worker) -> None:
     """Finish the batch if it is complete."""
     if complete:
@@ -189,6 +244,16 @@ def _finish(worker: Worker, batch: Batch, _: None, __: None) -> None:
     HERE.set([context, None, Stage.BATCH, worker.number % context.num_workers, None])
     batch.finish(worker.tally)
     lap_collate(worker)
+
+
+def _collate(worker: Worker, batch: Batch, start: int, pile: list[Any]) -> None:
+    if pile:
+        lap_decode(worker)
+        if batch.marks is not None:
+            batch.marks[start : start + len(pile)] = b"\1" * len(pile)
+        if batch.add_all(start, pile):
+            batch.finish(worker.tally)
+        lap_collate(worker)
 
 
 def lap_decode(worker: Worker) -> None:

@@ -9,7 +9,17 @@ from aioload.context import HERE, Stage
 from aioload.engine import tuner
 from aioload.engine.batch import Batch, BatchState
 from aioload.engine.budget import NotYet
-from aioload.engine.fetchers import Gate, is_held, lap_collate, lap_decode, settle, submit_if_empty
+from aioload.engine.fetchers import (
+    SAMPLES_PER_JOB,
+    Gate,
+    is_cut_short,
+    is_held,
+    jobs_for,
+    lap_collate,
+    lap_decode,
+    settle,
+    submit_if_empty,
+)
 from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.engine.race import Overtaken, Race
 from aioload.engine.source import Source, refuse_coroutine
@@ -26,9 +36,6 @@ interpreter lock (62,000 samples of 4 KB a second against 25,000)."""
 
 OFFLOAD_ABOVE_S = 140e-6
 """A decode dearer than this goes to the decode pool, so that decoding threads do not crowd each other out."""
-
-SAMPLES_PER_JOB = 16
-"""Samples that one job reads, of one batch, where reads are tiny: it saves 2 of 15 us a sample."""
 
 _MEASURE_EVERY = 16
 
@@ -64,14 +71,10 @@ class StagedFetcher:
     def submit(self, batch: Batch) -> None:
         """Queue a read per sample, or per few samples where reads are so short that one thread does them all."""
         submit_if_empty(batch, self._decode_pool)
-        num_samples = len(batch.indices)
         if self._is_cheap and self._watched is None:
-            job, step = self._read_and_decode, SAMPLES_PER_JOB if self._reads.is_alone else 1
-            jobs: list[Job] = [
-                (job, batch, start, min(start + step, num_samples)) for start in range(0, num_samples, step)
-            ]
+            jobs = jobs_for(self._read_and_decode, batch, SAMPLES_PER_JOB if self._reads.is_alone else 1)
         else:  # each read is on its own
-            jobs = [(self._read, batch, position, 0) for position in range(num_samples)]
+            jobs = [(self._read, batch, position, 0) for position in range(len(batch.indices))]
         self._submit_reads(jobs)
 
     def resubmit(self, jobs: list[Job]) -> None:
@@ -154,6 +157,7 @@ class StagedFetcher:
             return
         reads, tally, indices, marks = self._reads, worker.tally, batch.indices, batch.marks
         location, read, size_of = self._location, self._read_bytes, self._size_of
+        again = self._read_and_decode
         dispose = self._decode_pile if self._may_inline else self._hand_over
         here = [self._context, None, _LOCATION, worker.number % self._num_workers, None]
         HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
@@ -164,7 +168,7 @@ class StagedFetcher:
         num_bytes = num_bytes_before = 0
         begun, pile = start, []  # what has been read, of samples that follow each other
         for position in range(start, stop):
-            if not reads.is_calm and stop - position > 1 and self._hand_back(batch, start, position, stop):
+            if not reads.is_calm and stop - position > 1 and is_cut_short(reads, again, batch, start, position, stop):
                 stop = position
                 break
             if (batch.error is None and batch.state is _OPEN) or batch.wants(position):
@@ -338,16 +342,6 @@ class StagedFetcher:
         race.give_back()
         HERE.set([self._context, batch.indices[position], _LOCATION, worker.number % self._num_workers, None])
         settle(batch, batch.fail(position, exc, "read"), worker)
-
-    def _hand_back(self, batch: Batch, start: int, position: int, stop: int) -> bool:
-        """Leave the samples from ``position`` on to threads that would wait for them, or that may stay awake."""
-        if not self._reads.is_alone:
-            self._reads.resume([(self._read_and_decode, batch, each, each + 1) for each in range(position, stop)])
-        elif position > start:
-            self._reads.resume([(self._read_and_decode, batch, position, stop)])
-        else:
-            return False
-        return True
 
     def _decode(self, worker: Worker, batch: Batch, position: int, data: Any) -> None:
         if is_held(self._gate, (self._decode, batch, position, data)):
