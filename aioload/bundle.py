@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from aioload.layout import ALIGNMENT
-from aioload.ring import Ring, Slot
+from aioload.ring import Ring
+from aioload.slot import Slot
 from aioload.structure import is_plain, map_tensors
 
 

@@ -21,7 +21,8 @@ from aioload.bundle import Bundle, bundle
 from aioload.device import PASSED, DeviceBackend, Event, Stream
 from aioload.layout import Layout
 from aioload.leaf import Column
-from aioload.ring import Ring, Slot
+from aioload.ring import Ring
+from aioload.slot import Slot
 from aioload.structure import map_tensors
 
 MOST_BEHIND = 4

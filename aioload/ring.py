@@ -14,131 +14,21 @@ sooner. Of a slot that a device still reads, it has an event, and looks whether 
 When every slot is in use the ring grows; it never waits.
 """
 
-import enum
 import functools
 import threading
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-import torch
-
-from aioload.layout import ALIGNMENT
+from aioload.outliving import Passing, drop, outlive, sweep
 from aioload.pinned import Living, PageLock
+from aioload.slot import Foreign, Lent, NewMemory, Slot, SlotState, View, view_of_array, view_of_tensor
 
 _MIN_SLOT_BYTES = 4096
 
 _TIMES_TOO_LARGE, _SMALL_BYTES = 4, 1 << 20
 """A slot that is so many times larger than wanted is kept for others, unless it is as small as this."""
-
-View: TypeAlias = Callable[[torch.dtype, int, int], torch.Tensor]
-"""Gives a flat tensor of a dtype and a number of items at a byte offset of a slot, or of its device copy."""
-
-NewMemory: TypeAlias = Callable[[int], torch.Tensor]
-"""Gives uint8 memory of a number of bytes or more, aligned to :data:`~aioload.layout.ALIGNMENT`."""
-
-
-class Passing(Protocol):
-    """An event of a device's; see :class:`~aioload.device.Event`."""
-
-    def query(self) -> bool:
-        """Return whether it has passed. Never waits."""
-        ...
-
-
-class Foreign(Protocol):
-    """Memory of other origin; see :class:`~aioload.engine.segments.Mapping`."""
-
-    @property
-    def memory(self) -> torch.Tensor:
-        """All of it, uint8."""
-        ...
-
-    def before_unmapping(self, function: Callable[[], bool]) -> None:
-        """Have ``function`` called before the memory is gone, which it stays from if that returns ``False``."""
-        ...
-
-
-class SlotState(enum.Enum):
-    """Who may touch a slot's bytes."""
-
-    FREE = "free"  # nobody
-    FILLING = "filling"  # the threads that write rows
-    READY = "ready"  # the engine, which only reads
-    LENT = "lent"  # the consumer
-    COPYING = "copying"  # a device, which reads
-    DROPPED = "dropped"  # nobody, for ever: the ring let it go
-
-
-class Slot:
-    """One byte arena of the ring, ``arena`` being a uint8 array aligned to :data:`~aioload.layout.ALIGNMENT`.
-
-    Attributes:
-        home: Told when nobody uses the slot, if its memory is of other origin (``foreign``).
-        is_locked: Whether that memory has been page-locked, and ``None`` before this was tried.
-    """
-
-    __slots__ = ("_memory", "_watch", "arena", "foreign", "home", "is_locked", "state")
-
-    def __init__(
-        self, num_bytes: int, new_memory: NewMemory | None, home: "Callable[[Slot], None] | None" = None
-    ) -> None:
-        if new_memory is not None:
-            self._memory: Any = new_memory(num_bytes)
-            self.arena = self._memory.numpy()
-        else:
-            self._memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
-            start = -self._memory.ctypes.data % ALIGNMENT
-            self.arena = self._memory[start : start + num_bytes]
-        self.state, self.home = SlotState.FREE, home
-        self.foreign: Foreign | None = None
-        self.is_locked: bool | None = None
-        self._watch: weakref.ref[_Lent] | None = None
-
-    def __repr__(self) -> str:
-        return f"<Slot {self.state.value} {self.arena.nbytes} bytes at {self.address:#x}>"
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether it has the memory that the ring's slots should have."""
-        return isinstance(self._memory, torch.Tensor) and self.home is None
-
-    @property
-    def address(self) -> int:
-        """Where its memory is."""
-        return self._memory.data_ptr() if isinstance(self._memory, torch.Tensor) else self.arena.ctypes.data
-
-    def tensor(self, num_bytes: int) -> torch.Tensor:
-        """Return the first ``num_bytes`` as a uint8 tensor (page-locked if the slot is): borrowed, not lent."""
-        if isinstance(self._memory, torch.Tensor):
-            return self._memory[:num_bytes]
-        return torch.from_numpy(self.arena[:num_bytes])
-
-    def arrive(self) -> None:
-        """FREE -> READY: whoever it was at home with has filled it."""
-        assert self.state is SlotState.FREE, self
-        assert self.home is not None, self
-        self.state = SlotState.READY
-
-    def seal(self) -> None:
-        """FILLING -> READY: the last row has been written."""
-        assert self.state is SlotState.FILLING, self
-        self.state = SlotState.READY
-
-
-class _Lent(np.ndarray[Any, Any]):
-    """A view of an arena that lives exactly as long as any tensor or array made from it."""
-
-
-def _view_of_array(arena: "np.ndarray[Any, Any]", dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
-    return torch.frombuffer(arena, dtype=dtype, count=count, offset=offset)
-
-
-def _view_of_tensor(memory: torch.Tensor, dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:
-    return memory[offset : offset + count * dtype.itemsize].view(dtype)
 
 
 class Ring:
@@ -189,8 +79,8 @@ class Ring:
         self._warned = self._warned_of_refusal = False
         self._refusal: str | None = None  # why there was no page-locked memory for a slot
         if page_lock is not None:
-            _sweep()
-            weakref.finalize(self, _outlive, self._copying).atexit = False
+            sweep()
+            weakref.finalize(self, outlive, self._copying).atexit = False
 
     def __repr__(self) -> str:
         return f"<Ring free={len(self._free)} lent={self.num_lent} copying={self.num_copying}>"
@@ -278,7 +168,7 @@ class Ring:
     def drop(self, slot: Slot) -> None:
         """READY -> DROPPED: let the slot's memory go to where it came from; something may still be reading it."""
         assert slot.state is SlotState.READY, slot
-        _drop(slot)
+        drop(slot)
 
     def lend(self, slot: Slot) -> View:
         """READY -> LENT: return a function that gives out tensors over the arena, for the consumer.
@@ -291,20 +181,20 @@ class Ring:
             private = Slot(slot.arena.nbytes, None)
             private.arena[:] = slot.arena
             self.release(slot)
-            return functools.partial(_view_of_array, private.arena)
+            return functools.partial(view_of_array, private.arena)
         if not self.reuse and slot.home is None:
             slot.state = SlotState.DROPPED
             memory = slot.tensor(slot.arena.nbytes)
             self._given.add(memory)
-            return functools.partial(_view_of_tensor, memory)
-        lent = slot.arena.view(_Lent)
+            return functools.partial(view_of_tensor, memory)
+        lent = slot.arena.view(Lent)
         slot.state = SlotState.LENT
         returned = self._returned
-        slot._watch = weakref.ref(lent, lambda _: returned.append(slot))  # noqa: SLF001
+        slot.watch = weakref.ref(lent, lambda _: returned.append(slot))
         with self._lock:
             self._lent.add(slot)
             self._lent_bytes += slot.arena.nbytes
-        return functools.partial(_view_of_array, lent)
+        return functools.partial(view_of_array, lent)
 
     def trim(self, max_bytes: int) -> None:
         """Keep no more than ``max_bytes`` of memory that nobody uses."""
@@ -368,7 +258,7 @@ class Ring:
             slot = self._returned.popleft()
             self._lent.discard(slot)
             self._lent_bytes -= slot.arena.nbytes
-            slot._watch = None  # noqa: SLF001
+            slot.watch = None
             self._put_back(slot)
 
     def _take_in_copied(self) -> None:
@@ -378,7 +268,7 @@ class Ring:
                 if not event.query():
                     return
             except Exception:  # the device is broken: the next copy will say so, and nobody that this one is done
-                _drop(slot)
+                drop(slot)
             self._copying.popleft()
             if slot.state is SlotState.COPYING:
                 self._put_back(slot)
@@ -404,40 +294,3 @@ class Ring:
     def _take(self, slot: Slot) -> None:
         self._free.remove(slot)
         self._free_bytes -= slot.arena.nbytes
-
-
-_outliving: deque[tuple[Slot, Passing]] = deque()
-"""Slots whose rings are gone, and whose memory, page-locked where it was, a device may still be reading."""
-
-
-def _outlive(copying: "deque[tuple[Slot, Passing]]") -> None:
-    """Keep memory that torch does not know to be in use, as it would its own, when a ring is gone."""
-    _outliving.extend(pair for pair in copying if pair[0].is_locked)
-    _sweep()
-
-
-def _sweep() -> None:
-    """Let go what devices have read. Any thread; never waits."""
-    for _ in range(len(_outliving)):
-        try:
-            pair = _outliving.popleft()
-        except IndexError:  # another thread does the same
-            return
-        slot, event = pair
-        try:
-            if not event.query():
-                _outliving.append(pair)
-        except Exception:
-            _drop(slot)
-
-
-def _drop(slot: Slot) -> None:
-    """Let a slot go that something may be reading, nobody knows until when."""
-    slot.state = SlotState.DROPPED
-    if slot.is_locked:
-        assert slot.foreign is not None
-        slot.foreign.before_unmapping(_refuse)
-
-
-def _refuse() -> bool:
-    return False

@@ -22,7 +22,7 @@ from scripts import Nursery
 sys.path.append(str(Path(__file__).parents[1]))  # for a checkout of which nothing is installed
 
 from aioload.engine.server import new_context
-from aioload.ring import Slot, SlotState
+from aioload.slot import Slot, SlotState
 
 THREAD_GRACE_S = 10.0
 """A thread ends after the job it is on, and tests open their gates before they end."""
@@ -93,7 +93,7 @@ def slots_in_use() -> list[Slot]:
 
 def _in_use(slot: Slot) -> bool:
     if slot.state is SlotState.LENT:  # it stays so until the ring looks, also when no view is left
-        return slot._watch is not None and slot._watch() is not None
+        return slot.watch is not None and slot.watch() is not None
     return slot.state in (SlotState.FILLING, SlotState.READY)
 
 

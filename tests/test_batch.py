@@ -15,7 +15,8 @@ from aioload.context import PassContext
 from aioload.engine.batch import Batch, BatchState
 from aioload.engine.recipe import Recipe
 from aioload.errors import CollateError, ErrorContext
-from aioload.ring import Ring, SlotState
+from aioload.ring import Ring
+from aioload.slot import SlotState
 from aioload.stats import Tally
 from aioload.testing import Gates
 

@@ -11,7 +11,8 @@ from torch.utils.data import default_collate
 
 from aioload import DataLoader
 from aioload.bundle import bundle
-from aioload.ring import Ring, SlotState
+from aioload.ring import Ring
+from aioload.slot import SlotState
 from aioload.structure import map_tensors
 from aioload.testing import SimulatedDevice
 

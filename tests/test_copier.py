@@ -21,7 +21,8 @@ from aioload.copier import Copier
 from aioload.device import resolve_device
 from aioload.errors import ArgumentError
 from aioload.layout import Layout
-from aioload.ring import Ring, SlotState
+from aioload.ring import Ring
+from aioload.slot import SlotState
 from aioload.structure import map_tensors
 from aioload.testing import SimulatedDevice
 

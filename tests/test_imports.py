@@ -22,6 +22,8 @@ ORDER = [
         "diagnosis",
         "collate",
         "pinned",
+        "slot",
+        "outliving",
         "ring",
         "bundle",
         "device",

@@ -25,7 +25,8 @@ from aioload.copier import Copied, Copier
 from aioload.device import Event, Stream
 from aioload.engine import runtime
 from aioload.layout import Layout
-from aioload.ring import Ring, Slot
+from aioload.ring import Ring
+from aioload.slot import Slot
 from aioload.structure import map_tensors
 from aioload.testing import Reading, SimulatedDevice, SimulatedStream
 

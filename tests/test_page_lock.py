@@ -21,7 +21,8 @@ from aioload import DataLoader
 from aioload.device import CudaBackend
 from aioload.engine import runtime
 from aioload.engine.segments import Mapping, new_file
-from aioload.ring import Ring, Slot, SlotState
+from aioload.ring import Ring
+from aioload.slot import Slot, SlotState
 from aioload.testing import SimulatedDevice
 
 pytestmark = pytest.mark.usefixtures("forks_are_served", "no_process_is_left")

@@ -47,7 +47,7 @@ import aioload
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang
 from aioload.errors import ArgumentError, LoaderTimeoutError, ProcessDiedError, TransferError
-from aioload.ring import SlotState
+from aioload.slot import SlotState
 from aioload.testing import SimulatedDevice
 
 pytestmark = pytest.mark.usefixtures("forks_are_served", "no_process_is_left")

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from aioload.layout import ALIGNMENT
-from aioload.ring import Ring, Slot, SlotState
+from aioload.ring import Ring
+from aioload.slot import Slot, SlotState
 
 POISON = 0xDB
 

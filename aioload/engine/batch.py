@@ -32,7 +32,7 @@ from aioload.engine.tolerance import Tolerance, let_go, record_of
 from aioload.errors import ErrorContext, SampleError, context_of, describe_sample, is_interrupt, safe_to_raise, strip
 from aioload.layout import Layout
 from aioload.leaf import Column
-from aioload.ring import Slot
+from aioload.slot import Slot
 from aioload.stats import Tally
 
 

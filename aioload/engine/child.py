@@ -48,7 +48,8 @@ from aioload.errors import ErrorContext, TransferError, safe_to_raise, strip, te
 from aioload.layout import Layout
 from aioload.pinned import piece_bytes
 from aioload.readers import Reader, SchemeReader
-from aioload.ring import Ring, Slot
+from aioload.ring import Ring
+from aioload.slot import Slot
 from aioload.stats import Ledger
 from aioload.workers import answer_for_torch
 

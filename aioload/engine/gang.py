@@ -72,7 +72,8 @@ from aioload.engine.roster import Roster
 from aioload.engine.settings import Part
 from aioload.errors import AioloadError, EngineError, ProcessDiedError
 from aioload.layout import Layout
-from aioload.ring import Ring, Slot
+from aioload.ring import Ring
+from aioload.slot import Slot
 from aioload.stats import Ledger, Tally
 
 _END_S = 2.0

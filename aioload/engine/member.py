@@ -25,7 +25,8 @@ from aioload.engine.segments import Mapping
 from aioload.engine.server import check_room, interrupts_blocked, new_process
 from aioload.engine.settings import Part
 from aioload.errors import ArgumentError
-from aioload.ring import Ring, Slot
+from aioload.ring import Ring
+from aioload.slot import Slot
 from aioload.stats import Tally
 
 _started: "weakref.WeakSet[BaseProcess]" = weakref.WeakSet()

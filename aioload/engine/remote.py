@@ -10,7 +10,7 @@ from aioload.engine.marks import Span
 from aioload.engine.messages import Done, Failed, InPieces, InRows
 from aioload.errors import ErrorContext
 from aioload.layout import Layout
-from aioload.ring import Slot
+from aioload.slot import Slot
 
 
 class RemoteFetcher:
