@@ -214,7 +214,9 @@ class Gang:
 
     def new_span(self, number: int, num_samples: int) -> Span:
         """Return where batch ``number`` of a pass has its marks; see :meth:`marks_of`."""
-        return self.members[number % len(self.members)].marks.new_span(num_samples)
+        marks = self.members[number % len(self.members)].marks
+        assert marks is not None
+        return marks.new_span(num_samples)
 
     def load(self, of: int, number: int, indices: list[Any], span: Span) -> None:
         """Have batch ``number`` of a pass loaded. In the consumer's thread."""
@@ -224,7 +226,8 @@ class Gang:
 
     def marks_of(self, number: int, span: Span) -> Sequence[int]:
         """Return how far each sample of batch ``number`` is: 0 if not begun or done, more for each stage."""
-        return self.members[number % len(self.members)].marks.of(span)
+        marks = self.members[number % len(self.members)].marks
+        return b"" if marks is None else marks.of(span)
 
     def note_taken(self, of: int, number: int) -> None:
         """Note that the consumer has a batch."""

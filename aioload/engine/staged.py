@@ -357,7 +357,7 @@ class StagedFetcher:
             return
         self._num_decoded += 1
         # Not by the wall clock: decoding threads wait for the interpreter lock, and for a core.
-        measured = self._num_decoded % _MEASURE_EVERY == 1
+        measured = self._num_decoded <= _MEASURE_EVERY or self._num_decoded % _MEASURE_EVERY == 1
         cpu_started = time.thread_time() if measured else 0.0
         index = batch.indices[position]
         HERE.set([self._context, index, _SAMPLE, worker.number % self._num_workers, None])
