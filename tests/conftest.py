@@ -39,6 +39,12 @@ NEEDS = {
 missing = {file: [name for name in names if importlib.util.find_spec(name) is None] for file, names in NEEDS.items()}
 collect_ignore = [file for file, names in missing.items() if names]
 
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)  # on a busy machine an example may take any time
+    settings.load_profile("untimed")
+
 if torch.cuda.is_available():
     # The driver opens files for good: on first use, and the tests are not to be blamed for that.
     torch.empty(1, pin_memory=True).to("cuda", non_blocking=True)
