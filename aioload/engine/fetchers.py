@@ -127,7 +127,7 @@ class SampleFetcher:
                     pile.append(self._sample(index))
                     if marks is not None:
                         marks[position] = 0  # until it is collated
-                    if clock() - worker.mark < _PILE_S:
+                    if clock() - worker.mark < _PILE_S and not gate.is_narrow:  # else it is to be counted at once
                         continue
                 except BaseException as exc:
                     settle(batch, batch.fail(position, strip(exc), "fetch"), worker)
