@@ -251,7 +251,9 @@ def _collate(worker: Worker, batch: Batch, start: int, pile: list[Any]) -> None:
         lap_decode(worker)
         if batch.marks is not None:
             batch.marks[start : start + len(pile)] = b"\1" * len(pile)
-        if batch.add_all(start, pile):
+        is_complete = batch.add_all(start, pile)
+        pile.clear()  # who is woken up now may look for what of his is still alive
+        if is_complete:
             batch.finish(worker.tally)
         lap_collate(worker)
 
