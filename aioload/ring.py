@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from aioload.outliving import Passing, drop, outlive, sweep
 from aioload.pinned import Living, PageLock
-from aioload.slot import Foreign, Lent, NewMemory, Slot, SlotState, View, view_of_array, view_of_tensor
+from aioload.slot import Foreign, Lent, NewMemory, Slot, SlotState, View, Watch, view_of_array, view_of_tensor
 
 _MIN_SLOT_BYTES = 4096
 
@@ -69,12 +69,12 @@ class Ring:
         self._lock = threading.RLock()
         self._free: list[Slot] = []
         self._free_bytes = 0
-        self._lent: set[Slot] = set()
+        self._lent: dict[Slot, None] = {}
         self._lent_bytes = 0
         self._given = Living()  # memory of slots that were lent and do not come back
         # Slots whose last view is gone. A collector may report one while this very thread holds the lock, so
         # reports are only appended here (which needs no lock) and taken in at the next acquire.
-        self._returned: deque[Slot] = deque()
+        self._returned: deque[Watch] = deque()
         self._copying: deque[tuple[Slot, Passing]] = deque()  # in the order of their events
         self._warned = self._warned_of_refusal = False
         self._refusal: str | None = None  # why there was no page-locked memory for a slot
@@ -174,7 +174,8 @@ class Ring:
         """READY -> LENT: return a function that gives out tensors over the arena, for the consumer.
 
         The slot comes back by itself when that function, and all the tensors it gave, have been collected. (Of one that
-        was page-locked where it was, a copy is lent, and it is free at once; see :meth:`page_lock`.)
+        was page-locked where it was, a copy is lent, and it is free at once; see :meth:`page_lock`.) Where an interrupt
+        cuts this short the slot is READY still: none comes between the last lines, where nothing is called.
         """
         assert slot.state is SlotState.READY, slot
         if slot.is_locked:
@@ -188,13 +189,15 @@ class Ring:
             self._given.add(memory)
             return functools.partial(view_of_tensor, memory)
         lent = slot.arena.view(Lent)
-        slot.state = SlotState.LENT
-        returned = self._returned
-        slot.watch = weakref.ref(lent, lambda _: returned.append(slot))
+        view = functools.partial(view_of_array, lent)
         with self._lock:
-            self._lent.add(slot)
-            self._lent_bytes += slot.arena.nbytes
-        return functools.partial(view_of_array, lent)
+            if slot not in self._lent:
+                self._lent[slot] = None
+                self._lent_bytes += slot.arena.nbytes
+        watch = Watch(lent, self._returned.append)
+        slot.watch, watch.slot = watch, slot
+        slot.state = SlotState.LENT
+        return view
 
     def trim(self, max_bytes: int) -> None:
         """Keep no more than ``max_bytes`` of memory that nobody uses."""
@@ -255,8 +258,8 @@ class Ring:
     def _take_in(self) -> None:
         self._take_in_copied()
         while self._returned:
-            slot = self._returned.popleft()
-            self._lent.discard(slot)
+            slot = self._returned.popleft().slot
+            self._lent.pop(slot, None)
             self._lent_bytes -= slot.arena.nbytes
             slot.watch = None
             self._put_back(slot)

@@ -65,7 +65,7 @@ class Slot:
         self.state, self.home = SlotState.FREE, home
         self.foreign: Foreign | None = None
         self.is_locked: bool | None = None
-        self.watch: weakref.ref[Lent] | None = None
+        self.watch: Watch | None = None
 
     def __repr__(self) -> str:
         return f"<Slot {self.state.value} {self.arena.nbytes} bytes at {self.address:#x}>"
@@ -100,6 +100,17 @@ class Slot:
 
 class Lent(np.ndarray[Any, Any]):
     """A view of an arena that lives exactly as long as any tensor or array made from it."""
+
+
+class Watch(weakref.ref[Lent]):
+    """Tells when a view is gone, and of which slot it was.
+
+    It is what is told, so that what is told may be no function of Python: an interrupt could cut that short.
+    """
+
+    __slots__ = ("slot",)
+
+    slot: Slot
 
 
 def view_of_array(arena: "np.ndarray[Any, Any]", dtype: torch.dtype, count: int, offset: int) -> torch.Tensor:

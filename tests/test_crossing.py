@@ -63,8 +63,8 @@ class Scene:
 
     def take(self) -> Any:
         """Take a batch as the consumer does."""
-        batch = self.handoff.peek()
-        self.handoff.pop()
+        batch: Any = self.handoff.peek()
+        self.handoff.pop(batch)
         self.crossing.resume()
         return batch
 

@@ -28,7 +28,7 @@ def taken(handoff: Handoff) -> list[int]:
     numbers = []
     while (batch := handoff.peek()) is not None:
         numbers.append(batch.number)
-        handoff.pop()
+        handoff.pop(batch)
     return numbers
 
 

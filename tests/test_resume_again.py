@@ -247,6 +247,26 @@ class TestEpochs:
             after = training(state, epoch)
             assert [batch for batch, _, _ in itertools.chain(got, after)] == expected, cut
 
+    @pytest.mark.parametrize("was_persistent", [False, True])
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_the_next_epochs_are_those_of_torch_with_the_workers_of_the_loader_that_goes_on(
+        self, was_persistent: bool, persistent: bool
+    ) -> None:
+        """Workers that persist draw no seed from the generator in the later epochs, which others do."""
+        generator = torch.Generator().manual_seed(2)
+        arguments: dict[str, Any] = {"dataset": range(SIZE), "shuffle": True, "persistent_workers": persistent}
+        theirs: Any = torch.utils.data.DataLoader(**arguments, batch_size=2, generator=generator, num_workers=1)
+        expected = [numbers_in(list(theirs)) for _ in range(3)]
+        generator = torch.Generator().manual_seed(2)
+        before = {**arguments, "collate_fn": None, "persistent_workers": was_persistent}
+        with drawing(**before, generator=generator) as loader:
+            head = numbers_in([next(iter(loader))])
+            state = loader.state_dict()
+        with drawing(**arguments, collate_fn=None, generator=torch.Generator()) as loader:
+            loader.load_state_dict(state)
+            got = [numbers_in(list(loader)) for _ in range(3)]
+        assert [head + got[0], *got[1:]] == expected
+
     def test_the_dataset_is_told_the_epoch_that_was_set(self) -> None:
         class Told(Drawing):
             epoch = 0

@@ -32,7 +32,7 @@ from aioload.engine.tolerance import Tolerance, let_go, record_of
 from aioload.errors import ErrorContext, SampleError, context_of, describe_sample, is_interrupt, safe_to_raise, strip
 from aioload.layout import Layout
 from aioload.leaf import Column
-from aioload.slot import Slot
+from aioload.slot import Slot, View
 from aioload.stats import Tally
 
 
@@ -75,7 +75,10 @@ class Batch:
         self.place: Place | None = None  # where it stands in the pass, for whoever resumes it
         self.copied: Copied | None = None  # where a copier has been at work
         self.failed: dict[int, SampleError] = {}  # samples that it is made without, by position
+        self.is_taken = False  # by a consumer, who may not have got it yet
+        self.num_lost = 0  # samples that it is made without, once that has been counted
         self.slot: Slot | None = None
+        self.view: View | None = None  # of its slot, once that is lent
         self.pieces: tuple[bytes, Sequence[Span]] | None = None  # of another process, where there is no layout
         self.bundle: Bundle | None = None  # what is in the slot, unless that are rows of a layout
         self.layout: Layout | None = None
@@ -267,8 +270,13 @@ class Batch:
 
     def discard(self) -> None:
         """Drop a finished batch that nobody wants."""
-        self.result = self.error = self.pieces = None
+        self.let_go()
+        self.error = None
         self._release_slot()
+
+    def let_go(self) -> None:
+        """Refer no more to what the consumer has got, who may hold this batch no longer than that."""
+        self.result = self.pieces = self.view = self.copied = None
 
     def arrive(self, num_bytes: int) -> None:
         """Report the batch done: another process has made it, and the caller has put here what that is.
@@ -279,10 +287,12 @@ class Batch:
         self.recipe.on_size(num_bytes)
         if self.recipe.on_device and self.pieces is not None:
             try:
-                self.result = self.unwrap()
-                if (bundled := bundle(self.result, self.recipe.ring)) is not None:
-                    self.result = None
+                result = self.unwrap()
+                self.let_go()
+                if (bundled := bundle(result, self.recipe.ring)) is not None:
                     self.bundle, self.slot = bundled
+                else:
+                    self.result = result
             except Exception as exc:
                 self._set_error(strip(exc), ErrorContext(list(self.indices), None, "collate"))
         with self._lock:
@@ -294,26 +304,26 @@ class Batch:
         else:
             self.discard()
 
+    def lend(self) -> None:
+        """Have its slot come back by itself, when neither the batch nor what is made of it is there any more."""
+        if self.slot is not None:
+            self.view, self.slot = self.recipe.ring.lend(self.slot), None
+
     def unwrap(self) -> Any:
-        """Return the result, which is the caller's. For the consumer: what it is made of is lent from here on.
+        """Return what it was made to be, over memory that is lent. It may be asked again, until :meth:`let_go`.
 
         Raises:
             Exception: It cannot be unpickled.
         """
-        if self.slot is None and self.pieces is None:
-            result, self.result = self.result, None
-            return result
-        slot, self.slot, pieces, self.pieces = self.slot, None, self.pieces, None
-        ring, pin = self.recipe.ring, self.recipe.pin
-        view = None if slot is None else ring.lend(slot)
-        if pieces is not None:
-            result = unpack(*pieces, view)
-        else:
+        self.lend()
+        if self.pieces is not None:
+            result = unpack(*self.pieces, self.view)
+        elif self.view is not None:
             assert self.layout is not None
-            assert view is not None
-            result = self.layout.batch(self.layout.tensors(self.columns, len(self.indices), view))
-        self.columns = []
-        return pin_memory(result) if pin else result  # type: ignore[no-untyped-call]
+            result = self.layout.batch(self.layout.tensors(self.columns, len(self.indices), self.view))
+        else:
+            return self.result
+        return pin_memory(result) if self.recipe.pin else result  # type: ignore[no-untyped-call]
 
     def losses(self) -> list[SampleError]:
         """Return what became of the samples that it is made without; of those behind an error nobody can tell."""

@@ -353,7 +353,8 @@ class Claim:
             self.closed = True
 
     def __del__(self) -> None:  # where a pass is gone that was never closed
-        self.close()
+        if hasattr(self, "closed"):  # an interrupt may have come before it was made
+            self.close()
 
     def _add_small(self, num_bytes: int) -> None:
         num_bytes += self._small_raw

@@ -87,9 +87,9 @@ class Crossing:
     def receive(self, batch: Batch) -> Any:
         """Return what was copied, which the consumer's current stream waits for. In the consumer's thread.
 
-        What goes wrong is the batch's error.
+        What goes wrong is the batch's error. Where an interrupt cuts this short, it may be asked again.
         """
-        copied, batch.copied = batch.copied, None
+        copied = batch.copied
         assert copied is not None
         stage = "copy"
         try:

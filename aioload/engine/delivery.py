@@ -8,7 +8,7 @@ from aioload.engine.batch import Batch
 from aioload.engine.crossing import Crossing
 from aioload.engine.handoff import Handoff
 from aioload.engine.order import AsCompleted, InOrder
-from aioload.errors import EngineError, ErrorContext, annotate, is_interrupt, safe_to_raise, strip
+from aioload.errors import EngineError, ErrorContext, is_interrupt, safe_to_raise, strip
 
 
 class Delivery:
@@ -89,24 +89,16 @@ class Delivery:
             self._crossing.close()
 
     def receive(self, batch: Batch) -> Any:
-        """Return what was made of the batch, which is the caller's, or raise its error. In the consumer's thread."""
-        result = None
-        if batch.error is None:
-            result = _unwrap(batch) if self._crossing is None else self._crossing.receive(batch)
-        if batch.error is None:
-            return result
-        error, batch.error = batch.error, None
-        assert batch.context is not None
-        annotate(error, batch.context)
+        """Return what was made of the batch, or ``None`` where it has an error, or gets one here.
+
+        In the consumer's thread. Where an interrupt cuts this short, it may be asked again.
+        """
+        if batch.error is not None:
+            return None
+        if self._crossing is not None:
+            return self._crossing.receive(batch)
         try:
-            raise error
-        finally:
-            del error
-
-
-def _unwrap(batch: Batch) -> Any:
-    try:
-        return batch.unwrap()
-    except Exception as exc:  # what another process has made
-        batch.error, batch.context = safe_to_raise(strip(exc)), ErrorContext(list(batch.indices), None, "collate")
-        return None
+            return batch.unwrap()
+        except Exception as exc:  # what another process has made
+            batch.error, batch.context = safe_to_raise(strip(exc)), ErrorContext(list(batch.indices), None, "collate")
+            return None

@@ -84,10 +84,11 @@ class Handoff:
             raise self._broken
         return None
 
-    def pop(self) -> None:
-        """Remove the batch that :meth:`peek` showed; the caller owns it."""
+    def pop(self, batch: Batch) -> None:
+        """Remove the batch that :meth:`peek` showed, if it is still the first; the caller owns it."""
         with contextlib.suppress(IndexError):  # closed meanwhile
-            self._batches.popleft()
+            if self._batches[0] is batch:
+                self._batches.popleft()
 
     def thread_waiter(self) -> threading.Lock:
         """Return a lock that is released when it is worth looking again. Look once more before waiting."""

@@ -42,12 +42,20 @@ _ON_LOOP = (Kind.ASYNC, Kind.AWAITED)
 
 @dataclass(slots=True)
 class Drawn:
-    """A batch under way: its indices, its place in the pass, and its samples once they are there."""
+    """A batch under way: its indices, its place in the pass, and its samples once they are there.
+
+    Attributes:
+        failed: Samples that it is made without, by position.
+        num_lost: How many those are, once that has been counted.
+        num_samples: Of what was made of it.
+    """
 
     indices: list[Any]
     place: Place | None
     samples: Any = None
     failed: dict[int, SampleError] = field(default_factory=dict)
+    num_lost: int = 0
+    num_samples: int = 0
 
 
 class InlineRun:
@@ -73,7 +81,9 @@ class InlineRun:
         self.closed = False
         self._over = False
         self._lock = threading.Lock()  # one thread at a time draws indices
-        self._undone: deque[Drawn] = deque()  # of calls that were interrupted
+        # What has been drawn and neither given nor failed, by who is at it: an interrupt may come anywhere.
+        self._in_hand: dict[Any, Drawn] = {}
+        self._undone: deque[Drawn] = deque()  # of calls that were interrupted, for whoever asks next
         self._stream_error: BaseException | None = None
         self.record.position.num_errors = 0 if saved is None else saved.get("num_errors", 0)
         self._losses = Losses(settings.tolerance, self.record.position)
@@ -101,19 +111,22 @@ class InlineRun:
 
     def _next(self) -> Any:
         """Return the next batch, :attr:`Answer.OVER`, or :attr:`Answer.NOT_YET` where nothing is left of a batch."""
-        drawn = self._next_indices()
+        who = threading.get_ident()
+        drawn = self._next_indices(who)
         if isinstance(drawn, Answer):
             return drawn
         outside = HERE.get()  # this may be code of another loader's dataset
         try:
-            if drawn.samples is None:
-                self._load_batch(drawn)
-            return Answer.OVER if self._over else self._deliver(drawn)
+            try:
+                if drawn.samples is None:
+                    self._load_batch(drawn)
+                result = Answer.OVER if self._over else self._made(drawn)
+            finally:
+                HERE.set(outside)
+            return self._give(drawn, result, who)
         except BaseException as exc:
-            self._settle(drawn, is_undone=is_interrupt(exc))
+            self._settle(drawn, who, is_undone=is_interrupt(exc))
             raise
-        finally:
-            HERE.set(outside)
 
     def _load_batch(self, drawn: Drawn) -> None:
         if self._source.kind is Kind.ITERABLE:
@@ -191,12 +204,14 @@ class InlineRun:
             return
         self._over = self.record.position.is_over = True
 
-    def _settle(self, drawn: Drawn, *, is_undone: bool) -> None:
+    def _settle(self, drawn: Drawn, who: Any, *, is_undone: bool) -> None:
         """Deal with a batch that the consumer does not get: now, or never."""
         if is_undone:
+            del self._in_hand[who]
             self._undone.append(drawn)
         else:
-            self.record.position.add(drawn.place)
+            self.record.position.add(drawn.place, drawn.num_lost)
+            del self._in_hand[who]
 
     async def anext(self) -> Any:
         """As :meth:`next`; an async dataset or reader is awaited on the running loop, any other one blocks it."""
@@ -207,31 +222,42 @@ class InlineRun:
         return result
 
     async def _anext(self) -> Any:
-        drawn = self._next_indices()
+        who = asyncio.current_task()
+        drawn = self._next_indices(who)
         if isinstance(drawn, Answer):
             return drawn
         outside = HERE.get()
         try:
-            await self._load_awaited(drawn)
-            return self._deliver(drawn)
+            try:
+                await self._load_awaited(drawn)
+                result = self._made(drawn)
+            finally:
+                HERE.set(outside)
+            return self._give(drawn, result, who)
         except BaseException as exc:
-            self._settle(drawn, is_undone=is_interrupt(exc) or _is_cancelled(exc))
+            self._settle(drawn, who, is_undone=is_interrupt(exc) or _is_cancelled(exc))
             raise
-        finally:
-            HERE.set(outside)
 
-    def _next_indices(self) -> Drawn | Answer:
+    def _next_indices(self, who: Any) -> Drawn | Answer:
         with self._lock:
+            self.record.position.settle()
+            if who in self._in_hand:  # an interrupt cut its latest call short
+                return self._in_hand[who]
             if self._undone:
-                return self._undone.popleft()
+                drawn = self._in_hand[who] = self._undone[0]
+                del self._undone[0]
+                return drawn
             if self._over:
                 return self._finish()
             if self.closed:
                 message = "The loader was closed. Call iter(loader) for a new pass."
                 raise LoaderClosedError(message)
+            drawn = Drawn([], None)
             try:
-                indices = self._stream.draw(batched=self._settings.batched)
-                return Drawn(indices, None if self._source.kind is Kind.ITERABLE else self._stream.place)
+                drawn.indices = self._stream.draw(batched=self._settings.batched)
+                drawn.place = None if self._source.kind is Kind.ITERABLE else self._stream.place
+                self._in_hand[who] = drawn
+                return drawn
             except StopIteration:
                 self._over = True
             except BaseException as exc:
@@ -301,15 +327,17 @@ class InlineRun:
     def _noting(self, index: Any, stage: str) -> "_Noting":
         return _Noting(self._source, index, stage)
 
-    def _deliver(self, drawn: Drawn) -> Any:
+    def _made(self, drawn: Drawn) -> Any:
+        """Return what is made of the samples, or :attr:`Answer.NOT_YET` where nothing is."""
         samples, indices, tolerance = drawn.samples, drawn.indices, self._settings.tolerance
-        error = self._losses.note([drawn.failed[position] for position in sorted(drawn.failed)])
-        if error is not None:
-            raise error
+        if drawn.failed and not drawn.num_lost:  # else an interrupt came behind this
+            drawn.num_lost = len(drawn.failed)
+            error = self._losses.note([drawn.failed[position] for position in sorted(drawn.failed)])
+            if error is not None:
+                raise error
         if drawn.failed and tolerance is not None and tolerance.stand_in is None:
             sources = tolerance.sources(len(indices), drawn.failed)
             if not sources:
-                self.record.position.pass_by(drawn.place)
                 return Answer.NOT_YET
             samples = [samples[position] for position in sources]
             indices = [indices[position] for position in sources]
@@ -334,10 +362,21 @@ class InlineRun:
             with self._noting(whose, "device_transform"):
                 result = self._copier.transform_here(result)
             self._copier.ring.warn_if_not_pinned(stacklevel=6)
-        self.delivered += 1
-        self.record.position.add(drawn.place)
-        self._tally.samples += len(indices)
-        self._tally.batches += 1
+        drawn.num_samples = len(indices)
+        return result
+
+    def _give(self, drawn: Drawn, result: Any, who: Any) -> Any:
+        """Return what was made, which is the consumer's from then on; or an answer, if it is that."""
+        if result is Answer.OVER:
+            del self._in_hand[who]
+            return result
+        num_batches = 0 if result is Answer.NOT_YET else 1
+        # An interrupt comes before this or after, and not between these lines: see Position.add.
+        self.record.position.add(drawn.place, drawn.num_lost, num_batches)
+        del self._in_hand[who]
+        self.delivered += num_batches
+        self._tally.samples += drawn.num_samples
+        self._tally.batches += num_batches
         return result
 
 

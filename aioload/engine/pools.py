@@ -251,8 +251,9 @@ class ThreadPool:
 
     def _wake(self, wanted: int) -> None:
         while wanted > 0 and not self.closed and self._num_awake < self.limit:
-            try:
-                worker = self._idle.pop()
+            try:  # not by pop(): where an interrupt came behind that call, the thread would sleep for ever
+                worker = self._idle[-1]
+                del self._idle[-1]
             except IndexError:
                 if not self._start_another(None):
                     return

@@ -37,10 +37,19 @@ class Progress:
     @property
     def ahead(self) -> list[int]:
         """The numbers of batches beyond the first one missing."""
-        return sorted(self._ahead)
+        return sorted(number for number in self._ahead if number >= self.done)
+
+    def copy(self) -> "Progress":
+        """Return another one that is as far."""
+        done, mark, ahead = self.done, self.mark, self._ahead.copy()  # at once: nothing is called before the end
+        copied = Progress(done, (), mark)
+        copied._ahead = ahead
+        return copied
 
     def add(self, number: int, mark: Any) -> None:
-        """Note that a batch has been handed out."""
+        """Note that a batch has been handed out. Where an interrupt cuts this short, it may be called again."""
+        if number < self.done:
+            return
         if number != self.done:
             self._ahead[number] = mark
             if mark is None or self.done not in self._ahead:
@@ -51,13 +60,13 @@ class Progress:
         while end in self._ahead:  # of those that were ahead when the state was saved the marks are not known
             later, end = self._ahead[end], end + 1
             if mark is None or later is not None:
-                for each in range(self.done, end):
-                    del self._ahead[each]
-                self.done, self.mark = end, later
+                start, self.done, self.mark = self.done, end, later
+                for each in range(start, end):
+                    self._ahead.pop(each, None)
 
 
 class Position:
-    """How far the consumer of one pass has come. Belongs to the run, under its lock.
+    """How far the consumer of one pass has come. Belongs to the run; any thread, and any signal handler, may read it.
 
     Args:
         lanes: Where each lane begins.
@@ -68,22 +77,39 @@ class Position:
     """
 
     def __init__(self, lanes: Sequence[Progress], num_yielded: int = 0, latest_lane: int = -1) -> None:
-        self.lanes = list(lanes)
+        self._lanes = list(lanes)
         self.num_yielded = num_yielded
         self.latest_lane = latest_lane
         self.num_errors = 0
         self.is_over = False
+        self._passed: dict[tuple[int, int], Any] = {}  # marks, by lane and number, of what no lane has noted yet
 
-    def add(self, place: Place | None) -> None:
-        """Note that the consumer gets the batch at ``place``."""
-        self.num_yielded += 1
-        self.pass_by(place)
+    @property
+    def lanes(self) -> list[Progress]:
+        """How far it is in each lane."""
+        passed = self._passed.copy()  # before the lanes: what has been noted there meanwhile may be noted again
+        lanes = [lane.copy() for lane in self._lanes]
+        for (lane, number), mark in passed.items():
+            lanes[lane].add(number, mark)
+        return lanes
 
-    def pass_by(self, place: Place | None) -> None:
-        """Note that the consumer is beyond ``place`` and gets no batch for it."""
+    def add(self, place: Place | None, num_errors: int = 0, num_batches: int = 1) -> None:
+        """Note that the consumer is beyond ``place``, and gets a batch for it, if ``num_batches`` is not 0.
+
+        The caller hands it over next. Python sees to signals only where something is called, a loop goes on or a
+        function begins: so an interrupt comes before all of this, and leaves the batch with the caller, or after.
+        """
+        self.num_yielded += num_batches
+        self.num_errors += num_errors
         if place is not None:
-            self.lanes[place.lane].add(place.number, place.mark)
             self.latest_lane = place.lane
+            self._passed[place.lane, place.number] = place.mark
+
+    def settle(self) -> None:
+        """Have the lanes note what has been added. By one thread at a time."""
+        for (lane, number), mark in self._passed.copy().items():  # others may add meanwhile
+            self._lanes[lane].add(number, mark)
+            del self._passed[lane, number]
 
 
 def as_ranges(numbers: Sequence[int]) -> list[list[int]]:

@@ -89,6 +89,9 @@ class Run:
             )
         self._delivery = Delivery(self._handoff, crossing, in_order=self._in_order)
         self._open: dict[int, Batch] = {}
+        # What a consumer has taken and not got yet, by its thread: where an interrupt comes, its next call goes on.
+        self._in_hand: dict[int, Batch] = {}
+        self._num_released = 0  # what had been taken when the window was last moved on
         self._budget = budget
         self._window = Window(max_batches, budget, self._resubmit, is_wanted=is_wanted)
         self._submitted = 0
@@ -197,7 +200,7 @@ class Run:
                         self._wait(waiter, patience, started)
             finally:
                 self._end_wait(wait, started)
-        return answer if isinstance(answer, Answer) else self._unwrap(answer)
+        return answer if isinstance(answer, Answer) else self._give(answer)
 
     def _begin_wait(self) -> tuple[object, float]:
         started = time.perf_counter()
@@ -249,7 +252,7 @@ class Run:
                             await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - started))
             finally:
                 self._end_wait(wait, started)
-        return answer if isinstance(answer, Answer) else self._unwrap(answer)
+        return answer if isinstance(answer, Answer) else self._give(answer)
 
     async def _wait_for_start(self) -> None:
         """Wait until the first indices are drawn: a sampler may think for long, and keeps the lock that we need."""
@@ -273,8 +276,8 @@ class Run:
         self._handoff.close()
         for batch in list(self._open.values()):
             batch.cancel()
-            if self._remote is not None and batch.state is BatchState.DONE:  # in the hand-off, or on its way
-                batch.discard()
+            if self._remote is not None and batch.state is BatchState.DONE and not batch.is_taken:
+                batch.discard()  # it is in the hand-off, or on its way
         self._open.clear()
         self._window.clear()
         if self._remote is not None:
@@ -291,56 +294,75 @@ class Run:
         """Return the next batch and start another one in its place, or what keeps us from it."""
         if self.closed and (self._total is None or self._window.delivered < self._total):
             self._handoff.peek()  # raises; a sampler may still have the lock
-        before = self._window.delivered
         try:
             with self._lock:
                 return self._take_next()
         finally:
-            if self._window.delivered != before:  # also where there was no data for a batch
+            if (delivered := self._window.delivered) != self._num_released:  # also where there was no data for a batch
                 self._budget.changed()
                 self._window.release()
+                self._num_released = delivered
             if self._remote is not None:
                 self._remote.flush()
             self._delivery.resume()
 
     def _take_next(self) -> Batch | Answer:
+        thread, position = threading.get_ident(), self.record.position
+        position.settle()
         while True:
-            if self._total is not None and self._window.delivered >= self._total:
-                return self._finish()
-            batch = self._handoff.peek()
+            batch = self._in_hand.get(thread)
             if batch is None:
-                return Answer.NOT_YET
-            if self._in_order and batch.number < self._window.delivered:  # an interrupt had it made again
-                self._handoff.pop()
-                continue
-            if batch.is_end:
-                self._total = batch.number if self._total is None else min(self._total, batch.number)
-                self._handoff.pop()
-                continue
-            # If an interrupt hits while indices are drawn, the batch is still here for the next call.
-            self._window.delivered += 1
-            if self._remote is not None:
-                self._remote.note_taken(batch)
-            self._look_further()
-            try:
+                if self._total is not None and self._window.delivered >= self._total:
+                    return self._finish()
+                batch = self._handoff.peek()
+                if batch is None:
+                    return Answer.NOT_YET
+                if batch.is_taken or (self._in_order and batch.number < self._window.delivered):
+                    self._handoff.pop(batch)  # an interrupt left it here, or had it made again
+                    continue
+                if batch.is_end:
+                    self._total = batch.number if self._total is None else min(self._total, batch.number)
+                    self._handoff.pop(batch)
+                    continue
+                self._take_up(batch, thread)
+            else:
                 self._refill()
-            except BaseException:
-                self._window.delivered -= 1
-                raise
-            batch.claim.close()
-            self._open.pop(batch.number, None)
-            self._window.oldest = min(self._open, default=self._submitted)
-            self._handoff.pop()
-            self._starved_since_s = None
-            too_many = self._losses.note(batch.losses())
-            if batch.is_skipped and too_many is None:
-                self.record.position.pass_by(batch.place)
+            self._let_go_of(batch)
+            if batch.is_skipped and batch.error is None:
+                position.add(batch.place, batch.num_lost, num_batches=0)
+                del self._in_hand[thread]
                 continue
-            self.record.position.add(batch.place)
+            return batch
+
+    def _take_up(self, batch: Batch, thread: int) -> None:
+        """Have a batch in hand, and start another one in its place."""
+        self._in_hand[thread], batch.is_taken = batch, True
+        self._window.delivered += 1
+        try:
+            self._look_further()
+            self._refill()
+        except BaseException:  # it is still in the hand-off, for whoever asks next
+            del self._in_hand[thread]
+            batch.is_taken = False
+            self._window.delivered -= 1
+            raise
+
+    def _let_go_of(self, batch: Batch) -> None:
+        """See to it that nobody counts with a batch that has been taken up. It may be called again."""
+        if self._remote is not None:
+            self._remote.note_taken(batch)
+            batch.lend()
+        batch.claim.close()
+        self._open.pop(batch.number, None)
+        self._window.oldest = min(self._open, default=self._submitted)
+        self._handoff.pop(batch)
+        self._starved_since_s = None
+        if (records := batch.losses()) and not batch.num_lost:
+            batch.num_lost = len(records)
+            too_many = self._losses.note(records)
             if too_many is not None and batch.error is None:
                 batch.discard()
-                raise too_many
-            return batch
+                batch.error = too_many
 
     def _look_further(self) -> None:
         """Be as far ahead as the reads that may be under way need it."""
@@ -392,14 +414,29 @@ class Run:
             raise
         self._submitted += 1
 
-    def _unwrap(self, batch: Batch) -> Any:
-        result = self._delivery.receive(batch)
-        self._tally.batches += 1
-        self._ring.warn_if_held()
-        self._ring.warn_if_not_pinned()
-        if self._regulator is not None:
-            self._step_began_s = time.perf_counter()
-        return result
+    def _give(self, batch: Batch) -> Any:
+        """Return what was made of the batch in hand, or raise its error: from then on it is the consumer's."""
+        value, thread = self._delivery.receive(batch), threading.get_ident()
+        error = batch.error
+        if error is not None:
+            if batch.context is not None:
+                annotate(error, batch.context)
+        else:
+            self._ring.warn_if_held()
+            self._ring.warn_if_not_pinned()
+            if self._regulator is not None:
+                self._step_began_s = time.perf_counter()
+        # An interrupt comes before this or after, and not between these lines: see Position.add.
+        self.record.position.add(batch.place, batch.num_lost)
+        del self._in_hand[thread]
+        batch.result = batch.pieces = batch.view = batch.copied = batch.error = None
+        if error is None:
+            self._tally.batches += 1
+            return value
+        try:
+            raise error
+        finally:
+            del error
 
     def _note_step(self) -> None:
         if self._step_began_s:

@@ -43,10 +43,10 @@ class ErrorLog:
     def __reduce__(self) -> tuple[type["ErrorLog"], tuple[()]]:
         return ErrorLog, ()  # errors need not be picklable, and a copy of a loader has met none
 
-    def add(self, record: SampleError) -> None:
-        """Note one more."""
-        self.count += 1
-        self._records.append(record)
+    def extend(self, records: Sequence[SampleError]) -> None:
+        """Note some more."""
+        self.count += len(records)
+        self._records.extend(records)
 
     def records(self) -> list[SampleError]:
         """Return the latest, oldest first."""
@@ -94,11 +94,12 @@ class Losses:
 
     Args:
         tolerance: How much is allowed; ``None`` where nothing can be lost.
-        position: Where they are counted, from what was lost before the pass was resumed.
+        position: Where the consumer is; with what was lost before the pass was resumed.
     """
 
     def __init__(self, tolerance: Tolerance | None, position: Position) -> None:
         self._tolerance, self._position = tolerance, position
+        self._count = position.num_errors  # that of the position is behind, by batches the consumer has not got yet
         self._is_logged = False
         self._last: SampleError | None = None
 
@@ -114,15 +115,13 @@ class Losses:
             logger.warning(
                 "A sample could not be loaded: %s, stage %r: %s; see loader.errors().", where, stage, text_of(error)
             )
-        for record in records:
-            self._tolerance.log.add(record)
-        self._position.num_errors += len(records)
+        self._tolerance.log.extend(records)
+        self._count += len(records)
         self._last = records[-1]
         allowed = self._tolerance.max_errors
-        count = self._position.num_errors
-        if allowed is None or count <= allowed:
+        if allowed is None or self._count <= allowed:
             return None
-        return self._too_many(f"{count} samples of this pass could not be loaded; max_errors allows {allowed}.")
+        return self._too_many(f"{self._count} samples of this pass could not be loaded; max_errors allows {allowed}.")
 
     def check_end(self) -> None:
         """Refuse, once, to end a pass in which nothing but errors came.
@@ -131,7 +130,7 @@ class Losses:
             TooManyErrorsError: There was no batch at all.
         """
         if self._last is not None and self._position.num_yielded == 0:
-            message = f"None of this pass's samples could be loaded: {self._position.num_errors} errors and no batch."
+            message = f"None of this pass's samples could be loaded: {self._count} errors and no batch."
             raise self._too_many(message)
 
     def _too_many(self, message: str) -> TooManyErrorsError:
