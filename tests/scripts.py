@@ -79,7 +79,7 @@ class Nursery:
     def run_quietly(self, script: str) -> str:
         """Run a script that must end well and report nothing; return what it printed."""
         ended = self.run(script)
-        assert (ended.code, ended.err) == (0, "")
+        assert (ended.code, ended.err) == (0, ""), f"It ended with {ended.code}.\n{ended.out}{ended.err}"
         return ended.out
 
     def close(self) -> None:

@@ -43,6 +43,38 @@ live.load_all()
     nursery.run_quietly(script)
 
 
+def test_a_fork_closes_the_loop_that_it_inherited_and_does_not_run_it(nursery: Nursery) -> None:
+    """Else it is for the garbage collector, which may not be able to."""
+    script = f"""{HEAD}
+from aioload import DataLoader
+
+class Looping:
+    def __len__(self):
+        return 4
+
+    async def __getitem__(self, index):
+        self.loop = asyncio.get_running_loop()
+        if index == 0:
+            self.task = asyncio.create_task(asyncio.sleep(60))
+        return index
+
+dataset = Looping()
+loader = DataLoader(dataset, num_workers=0)
+batches = iter(loader)
+assert int(next(batches)) == 0
+pid = os.fork()
+if pid == 0:
+    del batches, loader
+    assert dataset.loop.is_closed()
+    assert not dataset.task.cancelling()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert [int(batch) for batch in batches] == [1, 2, 3]
+loader.close()
+"""
+    nursery.run_quietly(script)
+
+
 @pytest.mark.parametrize("how", ["for", "async for"])
 def test_forks_that_load(nursery: Nursery, how: str) -> None:
     script = f"""{HEAD}

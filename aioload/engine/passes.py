@@ -109,6 +109,8 @@ class Kept:
     def close(self, timeout_s: float) -> None:
         """End it. Something new may be kept afterwards."""
         if self._pid != os.getpid():
+            if self.portal is not None:
+                self.portal.abandon()
             return
         deadline = time.monotonic() + timeout_s
         crew, self.crew, portal, self.portal = self.crew, None, self.portal, None

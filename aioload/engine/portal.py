@@ -101,6 +101,15 @@ class Portal:
             finally:
                 self._here.release()
 
+    def abandon(self) -> None:
+        """Close a loop that was kept, in a child of the process whose it is: what is bound to it is not ended here.
+
+        A collection that found it open would say so, or fail, as it may end the loop's sockets before the loop.
+        """
+        loop = self._loop
+        if loop is not None and not loop.is_running():  # as it seems to do if the parent's thread runs it
+            loop.close()
+
     def call(self, function: Callable[..., object], *args: Any) -> bool:
         """Have the loop call ``function(*args)`` soon; ``False`` if it is closed. Any thread; never waits for it."""
         if self._is_due:
