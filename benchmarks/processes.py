@@ -1,7 +1,7 @@
 """The comparison of engine processes with torch's workers: the step beside them, and what needs the interpreter.
 
 Usage: python -m benchmarks.processes step|npy|transform|large|first_batch|memory|all [--rounds N] [--seconds S]
-       [--file-ms MS] [--max-concurrent N] [--data DIR] [--json FILE]
+       [--file-ms MS] [--max-concurrent N] [--batch-size N ...] [--data DIR] [--json FILE]
 """
 
 import argparse
@@ -128,21 +128,21 @@ def load_for_ever(ready: Any, dataset: Any, batch_size: int, num_reads: int, ste
 
 def compare_npy(arguments: argparse.Namespace) -> list[Comparison]:
     """Small files in page cache."""
+    return [_compare_npy(arguments, batch_size) for batch_size in arguments.batch_size]
+
+
+def _compare_npy(arguments: argparse.Namespace, batch_size: int) -> Comparison:
     paths = npy_files(arguments.data)
     files = Files(paths, decode_npy, read_file)
     rivals = [
-        *_ours(aioload.FileDataset(paths, decode_npy), batch_size=BATCH_SIZE),
-        Rival(
-            name="torch, no workers",
-            epoch=torch_epoch(files, batch_size=BATCH_SIZE),
-            group="torch",
-        ),
+        *_ours(aioload.FileDataset(paths, decode_npy), batch_size=batch_size),
+        Rival(name="torch, no workers", epoch=torch_epoch(files, batch_size=batch_size), group="torch"),
     ]
     for num_workers in (1, 2, 4):
-        epoch = torch_epoch_started(files, batch_size=BATCH_SIZE, num_workers=num_workers)
+        epoch = torch_epoch_started(files, batch_size=batch_size, num_workers=num_workers)
         rivals.append(Rival(name=f"torch, {num_workers} processes, started", epoch=epoch, group="torch"))
-    title = f"npy: {len(paths):,} files of 4 KB in page cache, batches of {BATCH_SIZE} (goal 2)"
-    return [compare(title, rivals, num_rounds=arguments.rounds)]
+    title = f"npy: {len(paths):,} files of 4 KB in page cache, batches of {batch_size} (goal 2)"
+    return compare(title, rivals, num_rounds=arguments.rounds)
 
 
 def compare_transform(arguments: argparse.Namespace) -> list[Comparison]:
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="step: how long a row's turn is")
     parser.add_argument("--file-ms", type=float, default=7.0, help="step: how long a file takes to open and read")
     parser.add_argument("--max-concurrent", type=int, default=16, help="step: files that the storage serves at once")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[BATCH_SIZE, 256], help="npy: one table for each")
     parser.add_argument("--data", type=Path, default=cache_folder(), help="where the files are kept")
     parser.add_argument("--json", type=Path, help="write the figures of every round to this file")
     arguments = parser.parse_args()

@@ -462,6 +462,22 @@ def test_no_batch_is_lost_by_an_interrupt_wherever_it_comes(dataset: Any, argume
     assert number > 50
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never ran
+@pytest.mark.parametrize("persistent", [False, True], ids=["own threads", "persistent threads"])
+def test_an_interrupt_wherever_a_pass_begins_leaves_a_loader_that_works(persistent: bool) -> None:
+    for number in itertools.count(1):
+        with DataLoader(NUMBERS, 2, num_workers=1, timeout=60, persistent_workers=persistent) as loader:
+            interrupt = InterruptedAt(number)
+            with contextlib.suppress(KeyboardInterrupt), interrupt:
+                iter(loader)
+            assert [values(batch) for batch in loader] == [[first, first + 1] for first in range(0, 12, 2)]
+        del loader
+        assert join_all(loader_threads()) == set()
+        if interrupt.num_places < number:
+            break
+    assert number > 100
+
+
 def values(batch: Any) -> Any:
     """Return the numbers in a batch, whatever it is made of."""
     (rows,) = [batch] if isinstance(batch, torch.Tensor) else batch.values() if isinstance(batch, dict) else batch

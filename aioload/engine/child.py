@@ -182,6 +182,7 @@ class Child:
         if self._crew is None:
             seed_process(begin.base_seed + part.first_worker)
             self._crew = self._new_crew(source)
+            self._crew.start()
             self._crew.portal.pass_through(send, self._channel, Begun())
         share = Share(
             self._settings,

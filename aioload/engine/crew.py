@@ -125,10 +125,6 @@ class Crew:
         tally: One that outlives the crew.
         pace: What the loader's reads have shown.
         loop_at_once: Whether the loop's thread is started before the first thread of the others.
-
-    Raises:
-        RuntimeError: The system has no thread to give.
-        BaseException: What ``worker_init_fn`` raised, if the workers are not needed for batches to come.
     """
 
     def __init__(
@@ -152,7 +148,8 @@ class Crew:
         self._closed = self._is_exit = self._given_up = False
         self.crashed = False
         self._untold: BaseException | None = None  # an error that no run has been told of
-        portal.acquire(self._loop_crashed, at_once=loop_at_once or kind in (Kind.AWAITED, Kind.ASYNC))
+        self._loop_at_once = loop_at_once or kind in (Kind.AWAITED, Kind.ASYNC)
+        self._gathers = kind is Kind.TAKE  # and so may load all batches by itself, past the entrance
         self.regulator = reads if isinstance(reads, Regulator) else None
         num_reads = reads.maximum if isinstance(reads, Regulator) else reads
         self.reads: ThreadPool | None = None
@@ -184,16 +181,21 @@ class Crew:
         )
         if self.reads is not None:
             self.watch = Watch(self.reads, self.decode, portal.call, pace, tally)
-        try:
-            self.decode.start()
-            if worker_init_fn is not None and not aside.in_event_loop():
-                self.portal.wait()  # the consumer must not draw random numbers that are not its own
-                if kind is Kind.TAKE:  # it may gather all batches by itself, past the entrance
-                    self._raise_untold()
-        except BaseException:
-            self.stop()
-            raise
+
+    def start(self) -> None:
+        """Start what cannot wait for the first job, and wait for ``worker_init_fn``. Whoever calls it closes the crew.
+
+        Raises:
+            RuntimeError: The system has no thread to give.
+            BaseException: What ``worker_init_fn`` raised, if the workers are not needed for batches to come.
+        """
         end_at_exit(self)
+        self._loop.acquire(self._loop_crashed, at_once=self._loop_at_once)
+        self.decode.start()
+        if not self.may_inline and not aside.in_event_loop():
+            self.portal.wait()  # the consumer must not draw random numbers that are not its own
+            if self._gathers:
+                self._raise_untold()
 
     def __repr__(self) -> str:
         return f"<Crew {'closed ' if self._closed else ''}{self.reads or self.tasks} {self.decode} {self._loop}>"

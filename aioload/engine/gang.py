@@ -168,6 +168,19 @@ class Gang:
         self._intake = Intake()
         self._roster = Roster(parts, ledger, self._intake.press)
         self._thread = threading.Thread(target=self._serve, name="aioload-gang", daemon=True)
+        self._unsent: tuple[dict[str, Any], BaseContext] | None = contents, context
+
+    def start(self) -> None:
+        """Have the processes started, and what they load taken in. Whoever calls it closes the gang.
+
+        Raises:
+            TransferError: Something cannot be pickled.
+            OSError: Too few files may be open, or there is no memory.
+            ProcessDiedError: A process ended before it was given anything.
+            RuntimeError: The system has no thread to give.
+        """
+        assert self._unsent is not None
+        (contents, context), self._unsent = self._unsent, None
         try:
             self._loop.acquire(self._loop_crashed, at_once=False)
             self._roster.begin(contents, context)

@@ -43,10 +43,11 @@ class Worker:
     is the number of samples that the job is for, 1 unless it says otherwise; ``claimed`` is for the job's own use.
     """
 
-    __slots__ = ("_on_start", "attempt", "claimed", "mark", "num_units", "number", "park", "tally", "thread")
+    __slots__ = ("_on_start", "_tokens", "attempt", "claimed", "mark", "num_units", "number", "park", "tally", "thread")
 
-    def __init__(self, number: int, on_start: Callable[[int], None] | None) -> None:
-        self.number, self._on_start = number, on_start
+    def __init__(self, on_start: Callable[[int], None] | None) -> None:
+        self.number, self._on_start = -1, on_start
+        self._tokens = [None]
         self.tally = Tally()  # the ledger's own while the thread lives
         self.mark = 0.0
         self.num_units = 1
@@ -55,6 +56,14 @@ class Worker:
         self.park = threading.Lock()
         self.park.acquire()
         self.thread: threading.Thread | None = None
+
+    def take(self) -> bool:
+        """Return ``True``, once: to its thread, which then goes to work, or to who does not wait for that thread."""
+        try:
+            self._tokens.pop()  # atomic
+        except IndexError:
+            return False
+        return True
 
     def begin(self) -> None:
         """Do what is to be done before the first job. The user's function is not kept."""
@@ -263,13 +272,20 @@ class ThreadPool:
 
     def _start_another(self, on_start: Callable[[int], None] | None) -> bool:
         """Start one more thread, unless there are as many as there may be; return whether that was so."""
+        worker = Worker(on_start)
         try:
-            number = self._unused_numbers.pop()
+            worker.number = self._unused_numbers[-1]
+            del self._unused_numbers[-1]
         except IndexError:
             return False
-        worker = Worker(number, on_start)
-        self._workers.append(worker)
-        self._start(worker)
+        try:
+            self._workers.append(worker)
+            self._start(worker)
+        except BaseException as exc:
+            if not isinstance(exc, RuntimeError) and worker.take():  # an interrupt, before the thread was there
+                self._workers.remove(worker)
+                self._unused_numbers.append(worker.number)
+            raise
         return True
 
     def _start(self, worker: Worker) -> None:
@@ -303,6 +319,8 @@ class ThreadPool:
         worker.park.acquire()
 
     def _work(self, worker: Worker) -> None:
+        if not worker.take():
+            return
         worker.tally = self._ledger.open()
         try:
             worker.begin()

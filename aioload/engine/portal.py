@@ -49,7 +49,7 @@ class Portal:
         return f"<Portal users={len(self._users)} thread={self._thread}>"
 
     def acquire(self, on_crash: OnCrash, *, at_once: bool = True) -> None:
-        """Count one more user, starting the thread for the first one.
+        """Count one more user, starting the thread for the first one. What it raises, :meth:`release` is to follow.
 
         Args:
             on_crash: Stands for the user; called, in the loop's thread, if the loop cannot go on.
@@ -60,9 +60,9 @@ class Portal:
             RuntimeError: The system has no thread to give.
         """
         with self._lock:
+            self._users.append(on_crash)
             if self._stop is None and at_once:
                 self._start()
-            self._users.append(on_crash)
             self._is_due = self._stop is None
 
     def release(self, on_crash: OnCrash) -> None:
@@ -155,17 +155,23 @@ class Portal:
             previous.join(_GRACE_S)
         if previous is not None and previous.is_alive():  # a coroutine refuses to be cancelled: leave it that loop
             self._loop = None
-        loop, mains = self._usable_loop(), queue.SimpleQueue[asyncio.Task[None]]()
+        loop, mains = self._usable_loop(), queue.SimpleQueue[asyncio.Task[None] | None]()
         thread = threading.Thread(target=self._run, args=(loop, mains), name="aioload-loop", daemon=True)
+        stop, main = asyncio.Event(), None
         try:
             thread.start()
-        except RuntimeError:
-            if loop is not self._loop:
+            main = loop.create_task(self._main(stop))  # scheduled before anything that anybody calls
+            self._loop = self._loop_in_thread = loop
+            self._thread, self._stop = thread, stop
+            mains.put(main)
+        except BaseException:  # no thread is to be had; or it is an interrupt, and the thread, if there is one, ends
+            if main is not None:
+                self._stop = None
+                loop.call_soon_threadsafe(stop.set)
+            mains.put(main)
+            if main is None and loop is not self._loop:
                 loop.close()
             raise
-        self._loop = self._loop_in_thread = loop
-        self._thread, self._stop = thread, asyncio.Event()
-        mains.put(loop.create_task(self._main(self._stop)))  # scheduled before anything that anybody calls
 
     def _usable_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is not None and not self._loop.is_closed():
@@ -181,10 +187,12 @@ class Portal:
             self._group = group
             await stop.wait()
 
-    def _run(self, loop: asyncio.AbstractEventLoop, mains: "queue.SimpleQueue[asyncio.Task[None]]") -> None:
-        crash: BaseException | None = None
+    def _run(self, loop: asyncio.AbstractEventLoop, mains: "queue.SimpleQueue[asyncio.Task[None] | None]") -> None:
+        main, crash = mains.get(), None
+        if main is None:
+            return
         try:
-            loop.run_until_complete(mains.get())
+            loop.run_until_complete(main)
         except BaseException as exc:  # the dataset stopped the loop, or a task of its own raised SystemExit
             crash = exc
         with self._end_lock:

@@ -127,7 +127,7 @@ class Runtime:
             elif plan.persistent:
                 new = Pass(*self._persistent_run(epoch, saved), owns_crew=False)
             else:
-                new = Pass(*self._single_run(epoch, saved), owns_crew=True)
+                new = self._single_pass(epoch, saved)
             plan.epochs.begin(plan.index_sampler, epoch, again=saved is not None)
         self._passes[new] = None
         return new
@@ -161,12 +161,14 @@ class Runtime:
             saved=saved,
         )
 
-    def _single_run(self, epoch: int, saved: Mapping[str, Any] | None) -> tuple[Run, Crew | Gang]:
+    def _single_pass(self, epoch: int, saved: Mapping[str, Any] | None) -> Pass:
         stream = self._stream(epoch, saved)
         source = self._source(stream, saved)
         crew = self._new_crew(source)
         try:
-            return self._new_run(source, stream, crew, self._plan.settings.max_batches, saved), crew
+            crew.start()
+            run = self._new_run(source, stream, crew, self._plan.settings.max_batches, saved)
+            return Pass(run, crew, owns_crew=True)
         except BaseException:
             crew.close()
             raise
@@ -318,6 +320,12 @@ class Runtime:
             crew = None
         if crew is None:
             crew = self._kept.crew = self._new_crew(source)
+            try:
+                crew.start()
+            except BaseException:
+                self._kept.crew = None
+                crew.close()
+                raise
             self._note_given()
         self._kept.base_seed = stream.base_seed
         run = self._new_run(source, stream, crew, max_batches, saved)
