@@ -25,6 +25,7 @@ from aioload.engine.indices import IndexStream
 from aioload.engine.patience import WIDEN_AFTER_S, Patience, patience_for
 from aioload.engine.recipe import Recipe
 from aioload.engine.remote import RemoteFetcher
+from aioload.engine.rhythm import Rhythm
 from aioload.engine.settings import Answer, Settings
 from aioload.engine.source import Kind, Source
 from aioload.engine.tolerance import Losses
@@ -33,9 +34,6 @@ from aioload.engine.window import Window, batches_for
 from aioload.errors import ErrorContext, ForkedIteratorError, annotate, safe_to_raise, strip
 from aioload.ring import Ring
 from aioload.stats import Tally
-
-_QUICK_S = 2e-4
-"""A step that is shorter has little to lose from what other threads do meanwhile."""
 
 
 class Run:
@@ -97,7 +95,6 @@ class Run:
         self._submitted = 0
         self._total: int | None = None
         self._stream_error: BaseException | None = None
-        self._starved_since_s: float | None = None  # when a consumer first found nothing, since the latest batch
         self.closed = False
         self._started = False
         self._drawn: tuple[int, list[Any]] = -1, []  # the number of the batch drawn last, and its indices
@@ -120,9 +117,8 @@ class Run:
         self.record.position.num_errors = 0 if saved is None else saved.get("num_errors", 0)
         self._losses = Losses(settings.tolerance, self.record.position)
         self._regulator = crew.regulator
+        self._rhythm = Rhythm(tally, None if crew.regulator is None else crew.regulator.demand)
         self._max_batches = max_batches
-        self._step_began_s = 0.0  # when the consumer was given a batch
-        self._is_quick = False  # whether its latest step was no step to speak of
         self._remote = fetcher
         if isinstance(crew, Gang):
             assert fetcher is not None
@@ -186,10 +182,10 @@ class Run:
     def next(self) -> Any:
         """Return the next batch, sleeping until it is there; :attr:`Answer.OVER` at the end."""
         self.check_process()
-        self._note_step()
+        self._rhythm.end_step()
         answer = self._take()
         if answer is Answer.NOT_YET:
-            wait, started = self._begin_wait()
+            wait = self._rhythm.begin_wait()
             patience = self._patience()
             try:
                 while answer is Answer.NOT_YET:
@@ -197,21 +193,10 @@ class Run:
                     answer = self._take()
                     if answer is Answer.NOT_YET:
                         self._attend()
-                        self._wait(waiter, patience, started)
+                        self._wait(waiter, patience, wait[1])
             finally:
-                self._end_wait(wait, started)
+                self._rhythm.end_wait(wait)
         return answer if isinstance(answer, Answer) else self._give(answer)
-
-    def _begin_wait(self) -> tuple[object, float]:
-        started = time.perf_counter()
-        return None if self._regulator is None else self._regulator.demand.begin_wait(started), started
-
-    def _end_wait(self, wait: object, started: float) -> None:
-        now_s = time.perf_counter()
-        waited_s = now_s - started
-        self._tally.wait_s += waited_s
-        if self._regulator is not None:
-            self._regulator.demand.end_wait(wait, now_s)
 
     @property
     def is_waited_for(self) -> bool:
@@ -219,7 +204,7 @@ class Run:
 
         They are for a consumer that is soon back, too: it saves it from waiting, and from waking up who takes them in.
         """
-        return self._handoff.is_waited_for or self._copies or self._is_quick
+        return self._handoff.is_waited_for or self._copies or self._rhythm.is_quick
 
     def _attend(self) -> None:
         if self._remote is not None:
@@ -237,11 +222,11 @@ class Run:
     async def anext(self) -> Any:
         """As :meth:`next`, letting the running event loop go on. Cancelling it loses no batch."""
         self.check_process()
-        self._note_step()
+        self._rhythm.end_step()
         await self._wait_for_start()
         answer = self._take()
         if answer is Answer.NOT_YET:
-            wait, started = self._begin_wait()
+            wait = self._rhythm.begin_wait()
             patience = self._patience()
             try:
                 while answer is Answer.NOT_YET:
@@ -249,9 +234,9 @@ class Run:
                         answer = self._take()
                         if answer is Answer.NOT_YET:
                             self._attend()
-                            await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - started))
+                            await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - wait[1]))
             finally:
-                self._end_wait(wait, started)
+                self._rhythm.end_wait(wait)
         return answer if isinstance(answer, Answer) else self._give(answer)
 
     async def _wait_for_start(self) -> None:
@@ -356,7 +341,7 @@ class Run:
         self._open.pop(batch.number, None)
         self._window.oldest = min(self._open, default=self._submitted)
         self._handoff.pop(batch)
-        self._starved_since_s = None
+        self._rhythm.feed()
         if (records := batch.losses()) and not batch.num_lost:
             batch.num_lost = len(records)
             too_many = self._losses.note(records)
@@ -424,8 +409,7 @@ class Run:
         else:
             self._ring.warn_if_held()
             self._ring.warn_if_not_pinned()
-            if self._regulator is not None:
-                self._step_began_s = time.perf_counter()
+            self._rhythm.begin_step()
         # An interrupt comes before this or after, and not between these lines: see Position.add.
         self.record.position.add(batch.place, batch.num_lost)
         del self._in_hand[thread]
@@ -438,18 +422,8 @@ class Run:
         finally:
             del error
 
-    def _note_step(self) -> None:
-        if self._step_began_s:
-            step_s, self._step_began_s = time.perf_counter() - self._step_began_s, 0.0
-            self._is_quick = step_s < _QUICK_S
-            if self._regulator is not None:
-                self._regulator.demand.note_step(step_s)
-
     def _patience(self) -> Patience:
-        now_s = time.perf_counter()
-        if self._starved_since_s is None:
-            self._starved_since_s = now_s
-        elif now_s - self._starved_since_s > WIDEN_AFTER_S:  # a consumer who asks often and waits for less
+        if self._rhythm.starved_s() > WIDEN_AFTER_S:  # a consumer who asks often and waits for less
             self._crew.widen_if_stuck()
         return patience_for(self._settings, widen=self._crew.widen_if_stuck, oldest=self._oldest)
 
