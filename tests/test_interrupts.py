@@ -300,12 +300,34 @@ def test_no_batch_is_lost_by_an_interrupt_of_a_coroutine_without_threads(handle:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_interrupted_sampler_does_not_end_the_pass_in_silence(num_workers: int) -> None:
-    def sampler() -> Iterator[int]:
+    loader = DataLoader(range(6), sampler=Killed(is_whole=False), num_workers=num_workers)
+    assert numbers_or_interrupts(iter(loader)) == [0, 1, 2, 3, 4]
+    state = loader.state_dict()
+    loader.close()
+    loader = DataLoader(range(6), sampler=Killed(is_whole=True), num_workers=num_workers)
+    loader.load_state_dict(state)
+    assert [int(batch) for batch in loader] == [5]
+
+
+class Killed(torch.utils.data.Sampler[int]):
+    """Ctrl-C comes before the last index, in a generator, which it ends."""
+
+    def __init__(self, *, is_whole: bool) -> None:
+        self.is_whole = is_whole
+
+    def __iter__(self) -> Iterator[int]:
         yield from range(5)
-        signal.raise_signal(signal.SIGINT)  # kills this generator
+        if not self.is_whole:
+            signal.raise_signal(signal.SIGINT)
         yield 5
 
-    batches = iter(DataLoader(range(6), sampler=sampler(), num_workers=num_workers))
+
+class KilledItems(Killed, torch.utils.data.IterableDataset[int]):
+    pass
+
+
+def numbers_or_interrupts(batches: Iterator[Any]) -> list[int]:
+    """Return the numbers; there must be two interrupts: when it came, and in place of the end."""
     got, interrupts = [], 0
     while True:
         try:
@@ -314,8 +336,19 @@ def test_an_interrupted_sampler_does_not_end_the_pass_in_silence(num_workers: in
             break
         except KeyboardInterrupt:
             interrupts += 1
-    assert got == [0, 1, 2, 3, 4]
-    assert interrupts == 2  # when it came, and in place of the end
+    assert interrupts == 2
+    return got
+
+
+@pytest.mark.filterwarnings("ignore:.*loaded again and dropped:UserWarning")
+def test_interrupted_items_do_not_end_the_pass_in_silence() -> None:
+    loader = DataLoader(KilledItems(is_whole=False), num_workers=0)
+    assert numbers_or_interrupts(iter(loader)) == [0, 1, 2, 3, 4]
+    state = loader.state_dict()
+    for num_workers in (0, 1):
+        with DataLoader(KilledItems(is_whole=True), num_workers=num_workers) as loader:
+            loader.load_state_dict(state)
+            assert [int(batch) for batch in loader] == [5]
 
 
 def test_an_interrupted_loop_stops_loading_though_its_traceback_is_kept() -> None:
@@ -419,6 +452,11 @@ with SimulatedDevice() as AT_ONCE:  # a device that does all at once: as it does
 NUMBERS = [torch.tensor([number]) for number in range(12)]
 
 
+class Listed(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(NUMBERS)
+
+
 @pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that comes in a finalizer
 @pytest.mark.parametrize("at", [0, 2])
@@ -428,12 +466,13 @@ NUMBERS = [torch.tensor([number]) for number in range(12)]
         (TensorDataset(torch.cat([number[None] for number in NUMBERS])), {}),  # gathered in the thread interrupted
         (TensorDataset(torch.cat([number[None] for number in NUMBERS])), {"in_order": False}),
         (NUMBERS, {"num_workers": 0, "timeout": 0}),
+        (Listed(), {"num_workers": 0, "timeout": 0}),
         (NUMBERS, {}),
         (NUMBERS, {"device": AT_ONCE}),
         (NUMBERS, {"processes": 1}),
         (NUMBERS, {"processes": 1, "collate_fn": stacked}),  # pickled, and so unpickled by the consumer
     ],
-    ids=["rows", "rows in any order", "no threads", "threads", "device", "process", "process, pickled"],
+    ids=["rows", "rows in any order", "no threads", "items", "threads", "device", "process", "process, pickled"],
 )
 def test_no_batch_is_lost_by_an_interrupt_wherever_it_comes(dataset: Any, arguments: Any, at: int) -> None:
     expected = [[number, number + 1] for number in range(0, 12, 2)]

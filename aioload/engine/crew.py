@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -43,7 +44,9 @@ class Entrance:
         self._lock = threading.RLock()
         self._waiting: deque[tuple[Callable[..., object], tuple[Any, ...]]] | None = None if opened else deque()
         self._closed = False
-        self._settled = threading.Event()
+        # Not an Event: where an interrupt came in the middle of that, whoever asked next would wait for ever.
+        self._settled = threading.Lock()
+        self._settled.acquire()
 
     def call(self, function: Callable[..., object], *args: Any) -> bool:
         """Have the loop call ``function(*args)``; ``False`` if it never will."""
@@ -69,7 +72,7 @@ class Entrance:
             waiting, self._waiting = self._waiting or deque(), None
             for function, args in waiting:
                 self._portal.call(function, *args)
-        self._settled.set()
+        self._settle()
 
     def close(self) -> None:
         """Send away those who wait, and all who come later, unless it is open already."""
@@ -77,11 +80,16 @@ class Entrance:
             if self._waiting is not None:
                 self._closed = True
                 self._waiting.clear()
-        self._settled.set()
+        self._settle()
 
     def wait(self) -> None:
         """Wait until it is open or closed."""
-        self._settled.wait()
+        self._settled.acquire()
+        self._settle()
+
+    def _settle(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has been released
+            self._settled.release()
 
 
 class Runs(Protocol):

@@ -45,6 +45,7 @@ class Drawn:
     """A batch under way: its indices, its place in the pass, and its samples once they are there.
 
     Attributes:
+        first: The place of the first of them, where they are items of an iterable dataset.
         failed: Samples that it is made without, by position.
         num_lost: How many those are, once that has been counted.
         num_samples: Of what was made of it.
@@ -53,6 +54,7 @@ class Drawn:
     indices: list[Any]
     place: Place | None
     samples: Any = None
+    first: int | None = None
     failed: dict[int, SampleError] = field(default_factory=dict)
     num_lost: int = 0
     num_samples: int = 0
@@ -85,6 +87,7 @@ class InlineRun:
         self._in_hand: dict[Any, Drawn] = {}
         self._undone: deque[Drawn] = deque()  # of calls that were interrupted, for whoever asks next
         self._stream_error: BaseException | None = None
+        self._is_cut_short = False  # by that
         self.record.position.num_errors = 0 if saved is None else saved.get("num_errors", 0)
         self._losses = Losses(settings.tolerance, self.record.position)
         self._read_patiently = source.patient(pace, tally)
@@ -120,7 +123,7 @@ class InlineRun:
             try:
                 if drawn.samples is None:
                     self._load_batch(drawn)
-                result = Answer.OVER if self._over else self._made(drawn)
+                result = Answer.OVER if drawn.samples is None else self._made(drawn)
             finally:
                 HERE.set(outside)
             return self._give(drawn, result, who)
@@ -188,7 +191,7 @@ class InlineRun:
         while (lane := self._source.items.next_lane()) is not None:
             with lane.lock:
                 try:
-                    items, position, drawn.place = lane.take(
+                    drawn.samples, drawn.first, drawn.place = lane.take(
                         len(drawn.indices), whole=self._settings.batched and self._settings.drop_last
                     )
                 except StopIteration:
@@ -200,9 +203,10 @@ class InlineRun:
                         drawn.place = lane.place_of_error()
                     with self._noting(lane.position, "fetch"):
                         raise
-            drawn.samples, drawn.indices = items, list(range(position, position + len(items)))
             return
-        self._over = self.record.position.is_over = True
+        self._is_cut_short = any(lane.is_cut_short for lane in self._source.items.lanes)
+        self._over = True
+        self.record.position.is_over = not self._is_cut_short
 
     def _settle(self, drawn: Drawn, who: Any, *, is_undone: bool) -> None:
         """Deal with a batch that the consumer does not get: now, or never."""
@@ -261,13 +265,14 @@ class InlineRun:
             except StopIteration:
                 self._over = True
             except BaseException as exc:
+                self._is_cut_short = True
                 self._over, self._stream_error = True, safe_to_raise(exc)
                 if is_interrupt(exc):  # now, and instead of the end, which it may have brought
                     raise
             return self._finish()
 
     def _finish(self) -> Answer:
-        self.record.position.is_over = True
+        self.record.position.is_over = not self._is_cut_short
         error, self._stream_error = self._stream_error, None
         if error is None:
             self._losses.check_end()
@@ -329,12 +334,11 @@ class InlineRun:
 
     def _made(self, drawn: Drawn) -> Any:
         """Return what is made of the samples, or :attr:`Answer.NOT_YET` where nothing is."""
+        if drawn.first is not None:
+            drawn.indices = list(range(drawn.first, drawn.first + len(drawn.samples)))
         samples, indices, tolerance = drawn.samples, drawn.indices, self._settings.tolerance
-        if drawn.failed and not drawn.num_lost:  # else an interrupt came behind this
-            drawn.num_lost = len(drawn.failed)
-            error = self._losses.note([drawn.failed[position] for position in sorted(drawn.failed)])
-            if error is not None:
-                raise error
+        if drawn.failed:
+            self._note_losses(drawn)
         if drawn.failed and tolerance is not None and tolerance.stand_in is None:
             sources = tolerance.sources(len(indices), drawn.failed)
             if not sources:
@@ -364,6 +368,15 @@ class InlineRun:
             self._copier.ring.warn_if_not_pinned(stacklevel=6)
         drawn.num_samples = len(indices)
         return result
+
+    def _note_losses(self, drawn: Drawn) -> None:
+        records, again = [drawn.failed[position] for position in sorted(drawn.failed)], drawn.num_lost > 0
+        num_lost = len(records)
+        if not again:  # nothing is called in between
+            self._losses.count, drawn.num_lost = self._losses.count + num_lost, num_lost
+        error = self._losses.note(records, again=again)
+        if error is not None:
+            raise error
 
     def _give(self, drawn: Drawn, result: Any, who: Any) -> Any:
         """Return what was made, which is the consumer's from then on; or an answer, if it is that."""

@@ -54,6 +54,7 @@ class Lane:
         number: Which lane it is.
         context: What the dataset's code is told of the pass; its ``dataset`` is what is iterated over.
         worker: The number that the dataset's code sees; ``None`` for no worker at all.
+        threaded: Whether it is worked on by threads of ours.
         saved: Where the lane was, by its state, to go on behind it.
     """
 
@@ -62,6 +63,8 @@ class Lane:
         number: int,
         context: PassContext,
         worker: int | None,
+        *,
+        threaded: bool,
         saved: Mapping[str, Any],
     ) -> None:
         self.number = number
@@ -71,14 +74,15 @@ class Lane:
         self.position: int = saved.get("num_items", 0)  # items that have come, and so the place of the next
         self.ended: bool = saved.get("ended", False)
         self.stage = "fetch"  # what an error belongs to
-        self._context, self._worker = context, worker
+        self._context, self._worker, self._threaded = context, worker, threaded
         self._saved = saved
         self._num_taken: int = saved.get("num_done", 0)
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
         self._items: Iterator[Any] | None = None
         self._error: BaseException | None = None
         self._errors: list[int] = list(saved.get("errors", ()))  # after how many items each has been raised
-        self._kept: list[Any] = []  # the items of a call that was interrupted
+        self.is_cut_short = False  # whether it has ended by an interrupt
+        self._kept: list[Any] = []  # the items of the next batch so far: a call may be interrupted
         self._latest: Mapping[str, Any] = saved  # what the place behind the latest batch is marked by
         if self.ended and "dataset" in saved:  # nobody will ask the lane, but the next pass may depend on it
             context.dataset.load_state_dict(copy.deepcopy(saved["dataset"]))
@@ -121,45 +125,47 @@ class Lane:
                     raise
                 self.place_of_error()
                 continue
-            number, self._num_taken = self._num_taken, self._num_taken + 1
-            mark = self._mark() if self._error is None else self._mark_before_error(len(items))
-            if number not in self._skipped:
-                return items, self.position - len(items), Place(self.number, number, mark)
+            number, first, behind = self._num_taken, self.position, self.position + len(items)
+            mark = self._mark(behind) if self._error is None else self._mark_before_error(behind, len(items))
+            place, is_skipped = Place(self.number, number, mark), number in self._skipped
+            # An interrupt comes before this, and all is as it was, or after: see Position.add.
+            self._num_taken, self.position, self._kept = number + 1, behind, []
+            if not is_skipped:
+                return items, first, place
 
     def place_of_error(self) -> Place:
         """Return the place of the batch that :meth:`take` has raised an error for."""
         number, self._num_taken = self._num_taken, self._num_taken + 1
         self._errors.append(self.position)
-        return Place(self.number, number, self._mark())
+        return Place(self.number, number, self._mark(self.position))
 
     def _take(self, count: int, *, whole: bool) -> list[Any]:
-        if self._error is not None:
+        items = self._kept
+        if self._error is not None and not items:
             error, self._error = self._error, None
             try:
                 raise error
             finally:
                 del error  # else its traceback refers to it by way of this frame
-        items, self._kept = self._kept, []
-        while len(items) < count:
+        while len(items) < count and self._error is None:
             try:
-                items.append(self._next(self.position + len(items)))
+                self._add_next(items)
             except BaseException as exc:
                 if is_interrupt(exc):
-                    self._kept = items
                     raise
                 if whole or not items:
                     self.position += len(items)
+                    self._kept = []
                     raise
                 if not isinstance(exc, StopIteration):
                     self._error = exc
                 break
-        self.position += len(items)
         return items
 
-    def _next(self, position: int) -> Any:
+    def _add_next(self, items: list[Any]) -> None:
         if self.ended:  # an exhausted iterator is not asked again
             raise StopIteration
-        HERE.set([self._context, position, _ITEM, self._worker, None])
+        HERE.set([self._context, self.position + len(items), _ITEM, self._worker, None])
         if self._items is None:
             try:
                 self._items = self._begun()
@@ -167,10 +173,27 @@ class Lane:
                 self.ended = not is_interrupt(exc)  # a dataset that gives no iterator is not asked again
                 raise
         try:
-            return next(self._items)
+            if self._threaded:
+                items.append(next(self._items))
+            else:
+                self._add_safely(self._items, items)
         except StopIteration:
             self.ended, self._items = True, None
             raise
+
+    def _add_safely(self, iterator: Iterator[Any], items: list[Any]) -> None:
+        """Add an item, in a thread to which interrupts come."""
+        before = len(items)
+        try:
+            items.extend(map(next, (iterator,)))  # in one call, behind which nothing can be lost
+        except BaseException as exc:
+            if is_interrupt(exc) and len(items) == before and getattr(iterator, "gi_frame", self) is None:
+                # It came in the middle of a generator, which has ended by that, as generators do.
+                self.is_cut_short = self.ended = True
+                self._error = exc
+            raise
+        if len(items) == before:
+            raise StopIteration
 
     def _begun(self) -> Iterator[Any]:
         dataset, saved = self._context.dataset, self._saved
@@ -189,7 +212,7 @@ class Lane:
                     )
                     raise StateError(message)
                 items.load_state_dict(copy.deepcopy(saved["iterator"]))  # type: ignore[attr-defined]
-            self.start.known = self._mark_of(items)
+            self.start.known = self._mark_of(items, self.position)
         num_items, num_again = saved.get("num_items", 0), saved.get("num_again", 0)
         if "dataset" not in saved and "iterator" not in saved:
             items = self._passed_over(items, 0, num_items, list(saved.get("errors", ())))
@@ -223,20 +246,20 @@ class Lane:
             errors = [each for each in errors if each >= position]
         return items
 
-    def _mark(self) -> dict[str, Any]:
-        mark = self._latest = self._mark_of(self._items) | {"ended": self.ended}
+    def _mark(self, position: int) -> dict[str, Any]:
+        mark = self._latest = self._mark_of(self._items, position) | {"ended": self.ended and not self.is_cut_short}
         return mark
 
-    def _mark_before_error(self, num_again: int) -> dict[str, Any]:
+    def _mark_before_error(self, position: int, num_again: int) -> dict[str, Any]:
         """Return a mark from which the error, of which the dataset's own state is behind, comes again."""
-        mark, before = self._mark_of(self._items), self._latest or self.start.known
+        mark, before = self._mark_of(self._items, position), self._latest or self.start.known
         if "iterator" not in mark and "dataset" not in mark:
-            return mark | {"ended": self.ended}
+            return mark | {"ended": self.ended and not self.is_cut_short}
         kept = {name: before[name] for name in ("iterator", "dataset") if name in before}
-        return {"num_items": self.position, **kept, "num_again": before.get("num_again", 0) + num_again}
+        return {"num_items": position, **kept, "num_again": before.get("num_again", 0) + num_again}
 
-    def _mark_of(self, items: Iterator[Any] | None) -> dict[str, Any]:
-        mark: dict[str, Any] = {"num_items": self.position}
+    def _mark_of(self, items: Iterator[Any] | None, position: int) -> dict[str, Any]:
+        mark: dict[str, Any] = {"num_items": position}
         if items is not None and has_state(items):
             mark["iterator"] = copy.deepcopy(items.state_dict())  # type: ignore[attr-defined]
         elif has_state(self._context.dataset):
@@ -275,13 +298,16 @@ class Items:
         at_start = lanes_at_start(context.dataset, num_lanes)
         saved_lanes = (saved or {}).get("lanes", [{}] * num_lanes)
         self.lock = threading.Lock()  # for giving out turns
-        self.expected: deque[Any] = deque()
+        self.expected: dict[int, Any] = {}
+        """Batches that have not been given a lane, by their numbers, in that order."""
+        self._latest_expected: Any = None
         self.lanes: list[Lane] = [
             Lane(
                 number,
                 context if num_lanes == 1 else replace(context, dataset=_copy_of(context.dataset)),
                 number if threaded or num_lanes > 1 else None,
-                saved_lane,
+                threaded=threaded,
+                saved=saved_lane,
             )
             for number, saved_lane in enumerate(saved_lanes)
         ]
@@ -295,6 +321,12 @@ class Items:
         if worker_init_fn is not None:
             for lane in self.lanes:
                 lane.initialise(worker_init_fn)
+
+    def expect(self, batch: Any) -> None:
+        """Have a batch be given a turn behind those that came before; the latest may come again, and has one."""
+        with self.lock:
+            if batch is not self._latest_expected:
+                self.expected[batch.number] = self._latest_expected = batch  # both, or none where an interrupt comes
 
     def next_lane(self) -> Lane | None:
         """Return the lane whose turn it is, of those that have not ended; ``None`` if all have."""

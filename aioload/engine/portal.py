@@ -36,7 +36,7 @@ class Portal:
         self._lock = threading.RLock()  # for users to come and go; _start() holds it while it waits for a thread
         self._end_lock = threading.RLock()  # for the thread's end and close(), one of which closes the loop
         self._here = threading.Lock()
-        self._given_up = False
+        self._given_up = self._is_interrupted = False
         self._users: list[OnCrash] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_in_thread: asyncio.AbstractEventLoop | None = None
@@ -132,9 +132,15 @@ class Portal:
         """Run ``coroutine`` on the loop in the caller's thread, for a loader without threads; one at a time."""
         with self._here:
             loop = self._loop = self._usable_loop()
+            if self._is_interrupted:  # what was to stop the loop then may still be queued there
+                loop.call_soon(loop.stop)
+                loop.run_forever()
+            self._is_interrupted = True  # unless we get to the end of this
             task = loop.create_task(coroutine)
             try:
-                return loop.run_until_complete(task)
+                result = loop.run_until_complete(task)
+                self._is_interrupted = False
+                return result
             finally:
                 if not task.done():  # an interrupt: do not leave it half way
                     task.cancel()

@@ -95,6 +95,7 @@ class Run:
         self._submitted = 0
         self._total: int | None = None
         self._stream_error: BaseException | None = None
+        self._is_cut_short = False  # by that
         self.closed = False
         self._started = False
         self._drawn: tuple[int, list[Any]] = -1, []  # the number of the batch drawn last, and its indices
@@ -342,12 +343,18 @@ class Run:
         self._window.oldest = min(self._open, default=self._submitted)
         self._handoff.pop(batch)
         self._rhythm.feed()
-        if (records := batch.losses()) and not batch.num_lost:
-            batch.num_lost = len(records)
-            too_many = self._losses.note(records)
-            if too_many is not None and batch.error is None:
-                batch.discard()
-                batch.error = too_many
+        if batch.failed:
+            self._note_losses(batch)
+
+    def _note_losses(self, batch: Batch) -> None:
+        records, again = batch.losses(), batch.num_lost > 0
+        num_lost = len(records)
+        if not again:  # nothing is called in between
+            self._losses.count, batch.num_lost = self._losses.count + num_lost, num_lost
+        too_many = self._losses.note(records, again=again)
+        if too_many is not None and batch.error is None:
+            batch.discard()
+            batch.error = too_many
 
     def _look_further(self) -> None:
         """Be as far ahead as the reads that may be under way need it."""
@@ -356,7 +363,7 @@ class Run:
             self._window.grant(max(self._max_batches, enough))
 
     def _finish(self) -> Answer:
-        self.record.position.is_over = True
+        self.record.position.is_over = not self._is_cut_short
         if self._stream_error is not None:
             error, self._stream_error = self._stream_error, None
             annotate(error, ErrorContext(None, None, "sampler"))
@@ -375,6 +382,7 @@ class Run:
             except StopIteration:
                 self._total = self._submitted
             except BaseException as exc:
+                self._is_cut_short = True
                 self._total, self._stream_error = self._submitted, safe_to_raise(strip(exc))
                 if isinstance(exc, KeyboardInterrupt):  # it is for the consumer, and for now
                     raise
@@ -384,18 +392,21 @@ class Run:
             self.on_exhausted(self._window.reach - self._submitted)
 
     def _submit(self, indices: list[Any]) -> None:
-        claim = Claim(self._budget, self._submitted)
-        batch = Batch(self._submitted, indices, self._recipe, self._report, claim)
-        if self._has_indices:
-            batch.place = self._stream.place
-        self._open[batch.number] = batch
+        batch = None if self._has_indices else self._open.get(self._submitted)
+        if batch is None:
+            claim = Claim(self._budget, self._submitted)
+            batch = Batch(self._submitted, indices, self._recipe, self._report, claim)
+            if self._has_indices:
+                batch.place = self._stream.place
+            self._open[batch.number] = batch
         if self.closed:  # while the sampler was asked; close() may not have seen this batch
             batch.cancel()
             return
         try:
             self._fetcher.submit(batch)
-        except BaseException:  # an interrupt, or not one thread to be had: its indices are kept for the next call
-            batch.cancel()
+        except BaseException:  # an interrupt, or not one thread to be had: it is for the next call
+            if self._has_indices:  # all over again; but items may have been taken already
+                batch.cancel()
             raise
         self._submitted += 1
 

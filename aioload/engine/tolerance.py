@@ -5,6 +5,7 @@ error is one too many, follows from the order of the batches and not from timing
 """
 
 import logging
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Container, Sequence
@@ -34,8 +35,16 @@ class ErrorLog:
     """The samples that a loader's passes went without. The consumers' threads write, any thread may read."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._records: deque[SampleError] = deque(maxlen=MAX_RECORDS)
+        self._records: deque[tuple[int, SampleError]] = deque(maxlen=MAX_RECORDS)  # each with its number, from 1
+        self._lock = threading.RLock()  # a signal handler may want it too
+
+    @property
+    def count(self) -> int:
+        """How many there have been."""
+        try:
+            return self._records[-1][0]
+        except IndexError:
+            return 0
 
     def __repr__(self) -> str:
         return f"<ErrorLog {self.count}>"
@@ -45,12 +54,18 @@ class ErrorLog:
 
     def extend(self, records: Sequence[SampleError]) -> None:
         """Note some more."""
-        self.count += len(records)
-        self._records.extend(records)
+        with self._lock:
+            for record in records:
+                self._records.append((self.count + 1, record))
+
+    def extend_again(self, records: Sequence[SampleError]) -> None:
+        """Note some more, of which some may have been noted when an interrupt cut that short."""
+        noted = {id(record) for _, record in self._records.copy()}
+        self.extend([record for record in records if id(record) not in noted])
 
     def records(self) -> list[SampleError]:
         """Return the latest, oldest first."""
-        return list(self._records)
+        return [record for _, record in self._records.copy()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +114,18 @@ class Losses:
 
     def __init__(self, tolerance: Tolerance | None, position: Position) -> None:
         self._tolerance, self._position = tolerance, position
-        self._count = position.num_errors  # that of the position is behind, by batches the consumer has not got yet
+        self.count = position.num_errors
+        """How many there are; that of the position is behind, by what the consumer has not got yet."""
         self._is_logged = False
         self._last: SampleError | None = None
 
-    def note(self, records: Sequence[SampleError]) -> TooManyErrorsError | None:
-        """List the errors of a batch that the consumer comes to; return one of our own if this pass has too many."""
+    def note(self, records: Sequence[SampleError], *, again: bool = False) -> TooManyErrorsError | None:
+        """List the errors of a batch that the consumer comes to; return one of our own if this pass has too many.
+
+        Args:
+            records: The errors, which the caller has counted.
+            again: Whether an interrupt may have cut short another call for this batch.
+        """
         if self._tolerance is None or not records:
             return None
         if not self._is_logged:
@@ -115,13 +136,15 @@ class Losses:
             logger.warning(
                 "A sample could not be loaded: %s, stage %r: %s; see loader.errors().", where, stage, text_of(error)
             )
-        self._tolerance.log.extend(records)
-        self._count += len(records)
+        if again:
+            self._tolerance.log.extend_again(records)
+        else:
+            self._tolerance.log.extend(records)
         self._last = records[-1]
         allowed = self._tolerance.max_errors
-        if allowed is None or self._count <= allowed:
+        if allowed is None or self.count <= allowed:
             return None
-        return self._too_many(f"{self._count} samples of this pass could not be loaded; max_errors allows {allowed}.")
+        return self._too_many(f"{self.count} samples of this pass could not be loaded; max_errors allows {allowed}.")
 
     def check_end(self) -> None:
         """Refuse, once, to end a pass in which nothing but errors came.
@@ -130,7 +153,7 @@ class Losses:
             TooManyErrorsError: There was no batch at all.
         """
         if self._last is not None and self._position.num_yielded == 0:
-            message = f"None of this pass's samples could be loaded: {self._count} errors and no batch."
+            message = f"None of this pass's samples could be loaded: {self.count} errors and no batch."
             raise self._too_many(message)
 
     def _too_many(self, message: str) -> TooManyErrorsError:

@@ -76,9 +76,9 @@ class BatchFetcher:
         self._job = {Kind.MANY: self._many, Kind.ITERABLE: self._items}[source.kind]
 
     def submit(self, batch: Batch) -> None:
-        """Queue one job."""
+        """Queue one job. Of an iterable dataset a batch may be submitted again, where an interrupt cut that short."""
         if self._source.kind is Kind.ITERABLE:
-            self._source.items.expected.append(batch)
+            self._source.items.expect(batch)
         self._pool.submit(((self._job, batch, None, None),), 1)
 
     def resubmit(self, jobs: list[Job]) -> None:
@@ -164,11 +164,13 @@ class BatchFetcher:
         """Give the batch that is the first in line, often ``batch`` itself, its turn; return the lane it is for."""
         items = self._source.items
         with items.lock:
-            batch = items.expected[0]
+            if not items.expected:  # a job that was queued again
+                return None
+            batch = next(iter(items.expected.values()))
             if self._gate.is_narrow and batch.number >= self._gate.horizon:
                 self._gate.hold((self._items, batch, None, None))
                 return None
-            items.expected.popleft()
+            del items.expected[batch.number]
             lane = items.next_lane()
             if lane is not None:
                 lane.expected.append(batch)
