@@ -1,34 +1,26 @@
 """Interrupts: Ctrl-C reaches the consumer at once, and no batch is lost by it."""
 
 import asyncio
-import contextlib
-import dis
 import functools
 import gc
-import itertools
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import failing
 import numpy as np
 import pytest
 import torch
-from abroad import stacked
 from conftest import join_all, loader_threads
 from failing import CASES, MakeCase
 from outcomes import FACES, Load, of_async_iterator, of_iterator
 
-import aioload
-from aioload import DataLoader, FileDataset, TensorDataset, error_context
-from aioload.testing import AsyncGatedDataset, GatedDataset, GatedItems, SimulatedDevice
-
-OUR_FOLDER = os.path.dirname(aioload.__file__)
+from aioload import DataLoader, TensorDataset, error_context
+from aioload.testing import AsyncGatedDataset, GatedDataset, GatedItems
 
 
 def interrupt_when(ready: Callable[[], None]) -> threading.Thread:
@@ -400,146 +392,3 @@ def test_no_batch_is_lost_by_an_interrupt_while_it_is_gathered() -> None:
         except KeyboardInterrupt:
             interrupts += 1
     assert (got, interrupts) == (list(range(10)), 1)
-
-
-class InterruptedAt:
-    """Ctrl-C at a given place of the loader's own code, of those where Python sees to signals.
-
-    These are the beginning of a function, the end of a call of what is not written in Python, and a loop's way back.
-    They are counted from where ``with`` begins.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number, self.num_places = number, 0
-        self._latest: dict[FrameType, str] = {}
-        self._codes: dict[CodeType, bytes] = {}
-
-    def __enter__(self) -> "InterruptedAt":
-        self._before = sys.gettrace()
-        gc.disable()  # what comes in a finalizer is swallowed by Python
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-        gc.enable()
-        self._latest.clear()
-
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "call" and frame.f_back in self._latest:
-            self._latest[frame.f_back] = "a call of Python"
-        code = frame.f_code
-        if not code.co_filename.startswith(OUR_FOLDER):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "call":
-            self._latest[frame] = "RESUME"
-        elif event == "exception":
-            self._latest[frame] = "a call that has not ended"
-        elif event == "opcode":
-            before = self._latest[frame]
-            self._latest[frame] = dis.opname[self._codes.setdefault(code, code.co_code)[frame.f_lasti]]
-            if before == "RESUME" or before.startswith(("CALL", "JUMP_BACKWARD")):
-                self.num_places += 1
-                if self.num_places == self.number:
-                    raise KeyboardInterrupt
-        return self._trace
-
-
-with SimulatedDevice() as AT_ONCE:  # a device that does all at once: as it does at the end of this
-    pass
-
-NUMBERS = [torch.tensor([number]) for number in range(12)]
-
-
-class Listed(torch.utils.data.IterableDataset[torch.Tensor]):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(NUMBERS)
-
-
-@pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that comes in a finalizer
-@pytest.mark.parametrize("at", [0, 2])
-@pytest.mark.parametrize(
-    ("dataset", "arguments"),
-    [
-        (TensorDataset(torch.cat([number[None] for number in NUMBERS])), {}),  # gathered in the thread interrupted
-        (TensorDataset(torch.cat([number[None] for number in NUMBERS])), {"in_order": False}),
-        (NUMBERS, {"num_workers": 0, "timeout": 0}),
-        (Listed(), {"num_workers": 0, "timeout": 0}),
-        (NUMBERS, {}),
-        (NUMBERS, {"device": AT_ONCE}),
-        (NUMBERS, {"processes": 1}),
-        (NUMBERS, {"processes": 1, "collate_fn": stacked}),  # pickled, and so unpickled by the consumer
-    ],
-    ids=["rows", "rows in any order", "no threads", "items", "threads", "device", "process", "process, pickled"],
-)
-def test_no_batch_is_lost_by_an_interrupt_wherever_it_comes(dataset: Any, arguments: Any, at: int) -> None:
-    expected = [[number, number + 1] for number in range(0, 12, 2)]
-    arguments = {"num_workers": 1, "timeout": 60, **arguments}
-    with DataLoader(dataset, 2, persistent_workers=arguments["num_workers"] > 0, **arguments) as loader:
-        for number in itertools.count(1):
-            batches = iter(loader)
-            got = [values(next(batches)) for _ in range(at)]
-            interrupt = InterruptedAt(number)
-            try:
-                with interrupt:
-                    batch = next(batches)
-            except KeyboardInterrupt:
-                pass
-            else:
-                got.append(values(batch))
-            assert batches.state_dict()["num_yielded"] == len(got)
-            try:
-                got += [values(batch) for batch in batches]
-            except KeyboardInterrupt:  # it came while indices were drawn; who knows what that did to the sampler
-                assert got == expected[: len(got)]
-                continue
-            assert got == expected
-            if interrupt.num_places < number:
-                break
-    assert number > 50
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never ran
-@pytest.mark.parametrize("persistent", [False, True], ids=["own threads", "persistent threads"])
-def test_an_interrupt_wherever_a_pass_begins_leaves_a_loader_that_works(persistent: bool) -> None:
-    for number in itertools.count(1):
-        with DataLoader(NUMBERS, 2, num_workers=1, timeout=60, persistent_workers=persistent) as loader:
-            interrupt = InterruptedAt(number)
-            with contextlib.suppress(KeyboardInterrupt), interrupt:
-                iter(loader)
-            assert [values(batch) for batch in loader] == [[first, first + 1] for first in range(0, 12, 2)]
-        del loader
-        assert join_all(loader_threads()) == set()
-        if interrupt.num_places < number:
-            break
-    assert number > 100
-
-
-def values(batch: Any) -> Any:
-    """Return the numbers in a batch, whatever it is made of."""
-    (rows,) = [batch] if isinstance(batch, torch.Tensor) else batch.values() if isinstance(batch, dict) else batch
-    return rows.flatten().tolist()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that comes in a finalizer
-@pytest.mark.parametrize("is_closed_again", [True, False])
-def test_an_interrupt_wherever_it_comes_at_the_end_leaves_no_thread(tmp_path: Path, is_closed_again: bool) -> None:
-    (tmp_path / "file").write_text("1")
-    files = FileDataset([tmp_path / "file"] * 4, lambda data, _: int(data))
-    for number in itertools.count(1):
-        loader = DataLoader(files, 2, num_workers=2, num_concurrent_reads=2)
-        batches = iter(loader)
-        next(batches)
-        interrupt = InterruptedAt(number)
-        with contextlib.suppress(KeyboardInterrupt), interrupt:
-            batches.close()
-        if is_closed_again:
-            loader.close()
-        del batches, loader
-        gc.collect()
-        assert join_all(loader_threads()) == set(), number
-        if interrupt.num_places < number:
-            break
-    assert number > 20

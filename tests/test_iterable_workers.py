@@ -1,7 +1,10 @@
 """``iterable_workers``: several iterators over an iterable dataset, in the order of torch's worker processes."""
 
 import itertools
+import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -288,3 +291,26 @@ def test_endless_ones_are_drawn_from_no_further_than_the_window() -> None:
         batches = iter(loader)
         assert [int(next(batches)) for _ in range(10)] == list(range(10))
         assert len(drawn) <= 10 + 4
+
+
+def test_who_comes_to_the_end_leaves_another_consumer_the_batch_it_is_at() -> None:
+    """Without threads of the loader's own, where the other has its items and makes no batch of them yet."""
+    gates, got = Gates(), []
+    batches = iter(DataLoader(GatedItems(2, opened=True), num_workers=0))
+
+    def wait_behind_loading(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_name == "_load_items" and event == "return":
+            gates.pass_through("loaded")
+        return wait_behind_loading
+
+    def consume() -> None:
+        sys.settrace(wait_behind_loading)
+        got.append(int(next(batches)))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    gates.wait_started("loaded")
+    assert [int(batch) for batch in batches] == [1]
+    gates.open_all()
+    thread.join()
+    assert got == [0]

@@ -58,6 +58,10 @@ class IndexStream:
         """That of the entry drawn last."""
         self.progress = Progress(self.place.number, from_ranges(saved.get("ahead", ())))
         """Where the consumer begins; for whoever counts what it gets."""
+        self.is_lost = False
+        """Whether an interrupt, if one came, was in the middle of the sampler, and ended its generator for good."""
+        self._entry: list[Any] = []  # what the sampler has given and nobody has got yet
+        self._marked: tuple[int, Any] = -1, None  # the mark of that, by its number
         self._next = self.place.number
         self._num_asked = saved.get("sampler", {}).get("num_asked", self._next)
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
@@ -76,34 +80,55 @@ class IndexStream:
     def draw(self, *, batched: bool) -> list[Any]:
         """Return the indices of the next batch; one where samples are not ``batched``.
 
+        After an interrupt it may be called again, unless :attr:`is_lost`.
+
         Raises:
             StopIteration: There are no more.
             BaseException: What the sampler raised.
         """
         while True:
-            try:
-                entry = self._ask()
-            except StopIteration:
-                self._num_asked = max(self._num_asked, self._next + 1)  # it may have drawn numbers to find its end
-                raise
-            number, self._next = self._next, self._next + 1
-            self._num_asked = max(self._num_asked, self._next)
-            mark = self._cursor.mark(entry)
-            if number not in self._skipped:
-                break
-        self.place = Place(0, number, mark)
-        if not batched:
-            return [entry]
+            if not self._entry:
+                self._ask()
+            entry, number = self._entry[0], self._next
+            if self._marked[0] != number:
+                self._marked = number, self._cursor.mark(entry)
+            place, is_skipped = Place(0, number, self._marked[1]), number in self._skipped
+            indices = [] if is_skipped else self._indices(entry) if batched else [entry]
+            # An interrupt comes before this, and all of it can be done again, or after: see Position.add.
+            self._next, self.place = number + 1, place
+            del self._entry[0]
+            if not is_skipped:
+                return indices
+
+    def _ask(self) -> None:
+        """Have the next entry in hand."""
+        entry = map(next, (self._entries,))
+        if not self._draws_on_cpu or torch.empty(0).is_cpu:  # 1 us; get_default_device() and a context take 6
+            self._add(entry)
+        else:
+            with self._device():
+                self._add(entry)
+        if not self._entry:
+            raise StopIteration
+
+    def _add(self, entry: Iterator[Any]) -> None:
+        try:
+            self._entry.extend(entry)  # the sampler is asked by one call, behind which nothing can be lost
+        except BaseException:
+            self.is_lost = not self._entry
+            raise
+        finally:
+            # Also where there is none: it may have drawn numbers to find its end.
+            self._num_asked = max(self._num_asked, self._next + 1)
+
+    def _indices(self, entry: Any) -> list[Any]:
         try:
             return list(entry)
         except StopIteration as exc:
             raise safe_to_raise(exc) from exc
-
-    def _ask(self) -> Any:
-        if not self._draws_on_cpu or torch.empty(0).is_cpu:  # 1 us; get_default_device() and a context take 6
-            return next(self._entries)
-        with self._device():
-            return next(self._entries)
+        except BaseException:
+            self.is_lost = type(entry) not in (list, tuple)  # it may have given some of them
+            raise
 
     def _device(self) -> AbstractContextManager[Any]:
         """Have torch's samplers draw on the CPU, for which their generators are, whatever the default device is."""

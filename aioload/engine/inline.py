@@ -265,6 +265,8 @@ class InlineRun:
             except StopIteration:
                 self._over = True
             except BaseException as exc:
+                if is_interrupt(exc) and not self._stream.is_lost:
+                    raise
                 self._is_cut_short = True
                 self._over, self._stream_error = True, safe_to_raise(exc)
                 if is_interrupt(exc):  # now, and instead of the end, which it may have brought

@@ -132,22 +132,28 @@ class Portal:
         """Run ``coroutine`` on the loop in the caller's thread, for a loader without threads; one at a time."""
         with self._here:
             loop = self._loop = self._usable_loop()
-            if self._is_interrupted:  # what was to stop the loop then may still be queued there
-                loop.call_soon(loop.stop)
-                loop.run_forever()
-            self._is_interrupted = True  # unless we get to the end of this
             task = loop.create_task(coroutine)
             try:
-                result = loop.run_until_complete(task)
-                self._is_interrupted = False
-                return result
+                return self._complete(loop, task)
+            except KeyboardInterrupt:
+                self._is_interrupted = True
+                raise
             finally:
                 if not task.done():  # an interrupt: do not leave it half way
                     task.cancel()
-                    loop.run_until_complete(asyncio.wait([task], timeout=_GRACE_S))
+                    self._complete(loop, loop.create_task(asyncio.wait([task], timeout=_GRACE_S)))
                 if not self._keep_loop:  # closed meanwhile
                     self._loop = None
                     _shut(loop)
+
+    def _complete(self, loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> Any:
+        """Run a loop until a task is done, past whatever was to stop it when an interrupt cut another call short."""
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except RuntimeError:
+                if not self._is_interrupted or task.done() or loop.is_closed():
+                    raise
 
     def _start_late(self) -> None:
         with self._lock, contextlib.suppress(RuntimeError):  # without a thread nobody calls, as if it were closed

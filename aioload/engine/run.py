@@ -382,6 +382,8 @@ class Run:
             except StopIteration:
                 self._total = self._submitted
             except BaseException as exc:
+                if isinstance(exc, KeyboardInterrupt) and not self._stream.is_lost:
+                    raise
                 self._is_cut_short = True
                 self._total, self._stream_error = self._submitted, safe_to_raise(strip(exc))
                 if isinstance(exc, KeyboardInterrupt):  # it is for the consumer, and for now
