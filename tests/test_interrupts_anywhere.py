@@ -5,7 +5,7 @@ import contextlib
 import gc
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from abroad import stacked
 from conftest import join_all, loader_threads
 from interrupting import InterruptedAt
+from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from aioload import DataLoader, FileDataset, TensorDataset, get_worker_info
+from aioload import DataLoader, FileDataset, ShuffleSampler, TensorDataset, get_worker_info
 from aioload.testing import SimulatedDevice
 
 with SimulatedDevice() as AT_ONCE:  # a device that does all at once: as it does at the end of this
@@ -56,15 +57,18 @@ class Awaited:
 
 
 ROWS = TensorDataset(torch.cat([number[None] for number in NUMBERS]))
+SHUFFLED = [list(pair) for pair in zip(*[iter(ShuffleSampler(12, seed=1))] * 2, strict=True)]
 INLINE = {"num_workers": 0, "timeout": 0}
 CASES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
     "rows": (ROWS, {}, PAIRS),  # gathered in the thread that is interrupted
     "rows in any order": (ROWS, {"in_order": False}, PAIRS),
     "no threads": (NUMBERS, INLINE, PAIRS),
+    "no threads, shuffled": (NUMBERS, {"sampler": ShuffleSampler(12, seed=1), **INLINE}, SHUFFLED),
     "no threads, items": (Listed(), INLINE, PAIRS),
     "no threads, errors": (Faulty(), {"on_error": "skip", **INLINE}, [[0, 1], [3], *PAIRS[2:]]),
     "no threads, awaited": (Awaited(), INLINE, PAIRS),
     "threads": (NUMBERS, {}, PAIRS),
+    "shuffled": (NUMBERS, {"sampler": ShuffleSampler(12, seed=1)}, SHUFFLED),
     "items": (Listed(), {}, PAIRS),
     "items of two": (Listed(), {"iterable_workers": 2}, [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]),
     "errors": (Faulty(), {"on_error": "skip"}, [[0, 1], [3], *PAIRS[2:]]),
@@ -79,9 +83,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize(("dataset", "arguments", "expected"), CASES.values(), ids=CASES)
 def test_no_batch_is_lost(dataset: Any, arguments: dict[str, Any], expected: list[Any], at: int) -> None:
-    arguments, num_passes = {"num_workers": 1, "timeout": 60, **arguments}, 0
+    arguments = {"num_workers": 1, "timeout": 60, **arguments}
     with DataLoader(dataset, 2, persistent_workers=arguments["num_workers"] > 0, **arguments) as loader:
         for number in itertools.count(1):
+            loader.set_epoch(0)
             batches = iter(loader)
             got = [values(next(batches)) for _ in range(at)]
             interrupt = InterruptedAt(number)
@@ -93,19 +98,69 @@ def test_no_batch_is_lost(dataset: Any, arguments: dict[str, Any], expected: lis
             else:
                 got.append(values(batch))
             assert batches.state_dict()["num_yielded"] == len(got)
-            try:
-                got += [values(batch) for batch in batches]
-            except KeyboardInterrupt:  # it came in the middle of the sampler, of which this is code of ours
-                assert (arguments["num_workers"], at, got) == (0, 0, [])
-                continue
+            got += [values(batch) for batch in batches]
             assert got == expected
-            num_passes += 1
             if interrupt.num_places < number:
                 break
         if type(dataset) is Faulty:
             assert [error.index for error in loader.errors()] == [2] * loader.stats().errors
-            assert loader.stats().errors == num_passes
+            assert loader.stats().errors == number
     assert number > 50
+
+
+def shared_generator() -> dict[str, Any]:
+    return {"shuffle": True, "generator": torch.Generator().manual_seed(3)}
+
+
+def with_generator(kind: Any, *arguments: Any, **more: Any) -> Callable[[], dict[str, Any]]:
+    def make() -> dict[str, Any]:
+        return {"sampler": kind(*arguments, **more, generator=torch.Generator().manual_seed(4))}
+
+    return make
+
+
+SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "in order": lambda: {},
+    "shuffled": lambda: {"shuffle": True},
+    "by the loader's generator": shared_generator,
+    "random": with_generator(RandomSampler, range(12)),
+    "with replacement": with_generator(RandomSampler, range(12), replacement=True),
+    "subset": with_generator(SubsetRandomSampler, range(12)),
+    "weighted": with_generator(WeightedRandomSampler, range(1, 13), 12),
+    "distributed": lambda: {"sampler": DistributedSampler(range(12), 2, 1)},  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+def test_torchs_samplers_go_on_where_they_were(make: Callable[[], dict[str, Any]], num_workers: int) -> None:
+    """In the middle of them, too, and in the next epoch."""
+
+    def order(number: int) -> tuple[list[list[int]], int]:
+        torch.manual_seed(5)
+        got = list[list[int]]()
+        arguments = make()
+        with DataLoader(range(12), 2, num_workers=num_workers, **arguments) as loader:
+            batches, interrupt = iter(loader), InterruptedAt(number, torch.utils.data.sampler)
+            with contextlib.suppress(KeyboardInterrupt), interrupt:
+                for batch in batches:
+                    got.append(batch.tolist())
+            try:
+                for batch in batches:
+                    got.append(batch.tolist())
+            except KeyboardInterrupt:  # by then the global generator may have been drawn from, or not
+                assert ("sampler" in arguments, "generator" in arguments, got) == (False, False, [])
+                return expected, interrupt.num_places
+            loader.set_epoch(1)
+            for batch in loader:
+                got.append(batch.tolist())
+        return got, interrupt.num_places
+
+    expected: list[list[int]] = []
+    expected, num_places = order(0)
+    assert len(expected) in (6, 12)
+    for number in range(1, num_places + 1, 1 if num_workers == 0 else 3):
+        assert order(number)[0] == expected, number
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

@@ -27,6 +27,11 @@ class Cursor(Protocol):
 
     generators: list[torch.Generator]
 
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether the sampler is certain to give the same entries to another cursor, by :meth:`state`."""
+        ...
+
     def begin(self, saved: Saved | None, done: int) -> Iterator[Any]:
         """Return the entries, or those after the first ``done`` of them, by what :meth:`state` returned then."""
         ...
@@ -50,6 +55,8 @@ class Cursor(Protocol):
 
 class SeekCursor:
     """Over a sampler that can begin anywhere: our own ones and torch's sequential one."""
+
+    can_begin_again = True
 
     def __init__(self, sampler: Any, generator: torch.Generator | None, epoch: int) -> None:
         self.generators = distinct([generator])
@@ -101,6 +108,8 @@ class StatefulCursor:
         sampler: The sampler, or torch's batch sampler over it.
         generators: Those whose states are kept beside the sampler's own, as they are when its state is asked for.
     """
+
+    can_begin_again = False
 
     def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
         self.generators = generators

@@ -5,6 +5,7 @@ Samplers draw from generators that the training step may use as well. Drawing a 
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -66,7 +67,10 @@ class IndexStream:
         self._num_asked = saved.get("sampler", {}).get("num_asked", self._next)
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
         base_seed = saved.get("base_seed", base_seed)
-        self._cursor = cursor_for(sampler, generator, epoch=epoch, seeds=base_seed is None, stand_in=stand_in)
+        self._new_cursor = functools.partial(
+            cursor_for, sampler, generator, epoch=epoch, seeds=base_seed is None, stand_in=stand_in
+        )
+        self._cursor = self._new_cursor()
         self._draws_on_cpu = type(innermost(sampler)) in _DRAWING
         try:
             with self._device():
@@ -114,12 +118,24 @@ class IndexStream:
     def _add(self, entry: Iterator[Any]) -> None:
         try:
             self._entry.extend(entry)  # the sampler is asked by one call, behind which nothing can be lost
-        except BaseException:
+        except BaseException as exc:
             self.is_lost = not self._entry
+            if self.is_lost and isinstance(exc, KeyboardInterrupt) and self._cursor.can_begin_again:
+                self._begin_again()
             raise
         finally:
             # Also where there is none: it may have drawn numbers to find its end.
             self._num_asked = max(self._num_asked, self._next + 1)
+
+    def _begin_again(self) -> None:
+        """Go on as another pass would that is resumed here: a generator of the sampler was ended in the middle."""
+        mark = self._marked[1] if self._marked[0] == self._next - 1 else None
+        saved = self._cursor.state(self._next, max(self._num_asked, self._next + 1), mark)
+        with contextlib.suppress(Exception), self._device():
+            cursor = self._new_cursor()
+            entries = cursor.begin(saved, self._next)
+            cursor.seeded()
+            self._cursor, self._entries, self.is_lost = cursor, entries, False
 
     def _indices(self, entry: Any) -> list[Any]:
         try:

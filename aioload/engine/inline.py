@@ -49,6 +49,7 @@ class Drawn:
         failed: Samples that it is made without, by position.
         num_lost: How many those are, once that has been counted.
         num_samples: Of what was made of it.
+        is_over: Whether there was nothing left to make it of.
     """
 
     indices: list[Any]
@@ -58,6 +59,7 @@ class Drawn:
     failed: dict[int, SampleError] = field(default_factory=dict)
     num_lost: int = 0
     num_samples: int = 0
+    is_over: bool = False
 
 
 class InlineRun:
@@ -123,7 +125,7 @@ class InlineRun:
             try:
                 if drawn.samples is None:
                     self._load_batch(drawn)
-                result = Answer.OVER if drawn.samples is None else self._made(drawn)
+                result = Answer.OVER if drawn.is_over else self._made(drawn)
             finally:
                 HERE.set(outside)
             return self._give(drawn, result, who)
@@ -205,7 +207,7 @@ class InlineRun:
                         raise
             return
         self._is_cut_short = any(lane.is_cut_short for lane in self._source.items.lanes)
-        self._over = True
+        self._over = drawn.is_over = True
         self.record.position.is_over = not self._is_cut_short
 
     def _settle(self, drawn: Drawn, who: Any, *, is_undone: bool) -> None:

@@ -75,6 +75,7 @@ class ReplayCursor:
         self._sums_up = self._is_unknown or self._draws_in_parts
         self._ranks = _ranks_of(links) if self._sums_up else []
         self._num_drawn = 0
+        self._is_under_way = False  # whether an entry has been given
         self._sum = self._sum_at_begin = 0  # of the entries drawn, and of those before the pass went on here
 
     def begin(self, saved: Saved | None, done: int) -> Iterator[Any]:
@@ -98,12 +99,20 @@ class ReplayCursor:
             return self._stateful.follow(entries, saved if saved is not None and "state" in saved else None)
         return self._watched(self._noting(entries) if self._global_use is GlobalUse.AT_FIRST else entries, 0)
 
+    @property
+    def can_begin_again(self) -> bool:
+        """See :class:`~aioload.engine.cursors.Cursor`."""
+        if self._global_use is GlobalUse.AT_FIRST and not self._is_under_way:
+            return False  # it cannot be told what has been drawn from the global generator
+        return self._stateful is None and not self._is_unknown
+
     def seeded(self) -> None:
         """See :class:`~aioload.engine.cursors.Cursor`."""
         self._sharing.leave()
 
     def mark(self, entry: Any) -> Any:
         """See :class:`~aioload.engine.cursors.Cursor`."""
+        self._is_under_way = True
         if self._stateful is not None:
             return self._stateful.mark(entry)
         if not self._sums_up:
@@ -135,6 +144,9 @@ class ReplayCursor:
         return state
 
     def _open(self, sampler: Any) -> Iterator[Any]:
+        if self._is_endless and type(sampler) in (BatchSampler, _InfiniteConstantSampler):
+            # By no generator, which an interrupt would end.
+            return itertools.repeat([None] * sampler.batch_size if type(sampler) is BatchSampler else None)
         if seekable_in(sampler) is None:
             return iter(sampler)
         return SeekCursor(sampler, None, self._epoch).begin(None, 0)  # draws, in its depth, from something else
