@@ -13,6 +13,7 @@ import torch
 from conftest import join_all, loader_threads
 
 from aioload import DataLoader, FileDataset
+from aioload.engine import threads
 from aioload.testing import AsyncGatedDataset, GatedDataset
 
 
@@ -140,3 +141,23 @@ def test_not_all_threads_can_be_started() -> None:
 
     loader = DataLoader(GatedDataset(100, opened=True), sampler=sampler(threading.stack_size), num_workers=8)
     assert [int(batch) for batch in loader] == list(range(100))
+
+
+class Falling(threading.Thread):
+    """Falls, when it is started, over a lock of its own, as one does when an interrupt comes then."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def start(self) -> None:
+        try:
+            raise self.error
+        finally:
+            threading.Lock().release()
+
+
+@pytest.mark.parametrize(("error", "comes"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(), RuntimeError)])
+def test_an_interrupt_of_a_start_is_told_as_one(error: BaseException, comes: type[BaseException]) -> None:
+    with pytest.raises(comes):
+        threads.start(Falling(error))

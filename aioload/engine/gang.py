@@ -58,7 +58,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
-from aioload.engine import abroad
+from aioload.engine import abroad, threads
 from aioload.engine.batch import Batch
 from aioload.engine.crew import Entrance, Runs, end_at_exit
 from aioload.engine.death import died, died_at_once
@@ -184,7 +184,7 @@ class Gang:
         try:
             self._loop.acquire(self._loop_crashed, at_once=False)
             self._roster.begin(contents, context)
-            self._thread.start()
+            threads.start(self._thread)
         except BaseException:
             self.stop()
             if self._thread.ident is None:

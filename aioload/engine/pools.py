@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from aioload.context import HERE
-from aioload.engine import limit, tuner
+from aioload.engine import limit, threads, tuner
 from aioload.engine.regulator import Regulator
 from aioload.engine.runnable import is_any_runnable
 from aioload.stats import Ledger, Tally
@@ -293,7 +293,7 @@ class ThreadPool:
             target=self._work, args=(worker,), name=f"aioload-{self.name}-{worker.number}", daemon=True
         )
         try:
-            worker.thread.start()
+            threads.start(worker.thread)
         except RuntimeError:  # the system has no more threads to give, or the interpreter is about to exit
             self._workers.remove(worker)
             self.size -= 1

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
-from aioload.engine import aside
+from aioload.engine import aside, threads
 
 OnCrash: TypeAlias = Callable[[BaseException], None]
 
@@ -171,7 +171,7 @@ class Portal:
         thread = threading.Thread(target=self._run, args=(loop, mains), name="aioload-loop", daemon=True)
         stop, main = asyncio.Event(), None
         try:
-            thread.start()
+            threads.start(thread)
             main = loop.create_task(self._main(stop))  # scheduled before anything that anybody calls
             self._loop = self._loop_in_thread = loop
             self._thread, self._stop = thread, stop
