@@ -67,10 +67,9 @@ class IndexStream:
         self._num_asked = saved.get("sampler", {}).get("num_asked", self._next)
         self._skipped = frozenset(from_ranges(saved.get("ahead", ())))
         base_seed = saved.get("base_seed", base_seed)
-        self._new_cursor = functools.partial(
-            cursor_for, sampler, generator, epoch=epoch, seeds=base_seed is None, stand_in=stand_in
-        )
-        self._cursor = self._new_cursor()
+        # It is kept without the stand-in, which leads to much else; who begins again has drawn from that before.
+        self._new_cursor = functools.partial(cursor_for, sampler, generator, epoch=epoch, seeds=base_seed is None)
+        self._cursor = self._new_cursor(stand_in=stand_in)
         self._draws_on_cpu = type(innermost(sampler)) in _DRAWING
         try:
             with self._device():
