@@ -68,6 +68,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
     "no threads, errors": (Faulty(), {"on_error": "skip", **INLINE}, [[0, 1], [3], *PAIRS[2:]]),
     "no threads, awaited": (Awaited(), INLINE, PAIRS),
     "threads": (NUMBERS, {}, PAIRS),
+    "threads, any order": (NUMBERS, {"in_order": False}, PAIRS),
     "shuffled": (NUMBERS, {"sampler": ShuffleSampler(12, seed=1)}, SHUFFLED),
     "items": (Listed(), {}, PAIRS),
     "items of two": (Listed(), {"iterable_workers": 2}, [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]),

@@ -101,6 +101,9 @@ class Run:
         self._drawn: tuple[int, list[Any]] = -1, []  # the number of the batch drawn last, and its indices
         self.on_exhausted: Callable[[int], None] | None = None
         self._has_indices = source.kind is not Kind.ITERABLE
+        # Where an interrupt comes while a batch is submitted, it is submitted again, and else made anew: items may have
+        # been taken for it, or another process may have it.
+        self._keeps_submitted = not self._has_indices or fetcher is not None
         self.record = source.record(stream, 0 if saved is None else saved["num_yielded"])
         """How far the consumer is; it may outlive the run."""
         self._recipe = Recipe(
@@ -394,8 +397,12 @@ class Run:
             self.on_exhausted(self._window.reach - self._submitted)
 
     def _submit(self, indices: list[Any]) -> None:
-        batch = None if self._has_indices else self._open.get(self._submitted)
-        if batch is None:
+        batch = self._open.get(self._submitted)  # of a call that an interrupt cut short
+        is_done = batch is not None and batch.state is BatchState.DONE
+        if is_done and (self._keeps_submitted or not self._in_order):
+            self._submitted += 1
+            return
+        if batch is None or not self._keeps_submitted:
             claim = Claim(self._budget, self._submitted)
             batch = Batch(self._submitted, indices, self._recipe, self._report, claim)
             if self._has_indices:
@@ -407,7 +414,7 @@ class Run:
         try:
             self._fetcher.submit(batch)
         except BaseException:  # an interrupt, or not one thread to be had: it is for the next call
-            if self._has_indices:  # all over again; but items may have been taken already
+            if not self._keeps_submitted:
                 batch.cancel()
             raise
         self._submitted += 1
