@@ -5,6 +5,7 @@ import contextlib
 import gc
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,25 @@ def test_no_batch_is_lost(dataset: Any, arguments: dict[str, Any], expected: lis
     assert number > 50
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_waits_for_room_goes_on() -> None:
+    rows = [torch.full((100_000,), number) for number in range(8)]  # so large that batches begun at first have to wait
+    for number in itertools.count(1):
+        with DataLoader(rows, 2, num_workers=1, prefetch_factor=3, prefetch_bytes=2_500_000, timeout=60) as loader:
+            batches = iter(loader)
+            while loader.stats().samples < 2:
+                time.sleep(0.001)
+            time.sleep(0.01)  # by now the next batch has been found to be one too many
+            got, interrupt = list[list[int]](), InterruptedAt(number)
+            with contextlib.suppress(KeyboardInterrupt), interrupt:
+                got.append(next(batches)[:, 0].tolist())
+            got += [batch[:, 0].tolist() for batch in batches]
+        assert got == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        if interrupt.num_places < number:
+            break
+    assert number > 50
+
+
 def shared_generator() -> dict[str, Any]:
     return {"shuffle": True, "generator": torch.Generator().manual_seed(3)}
 
@@ -132,27 +152,40 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+WORKERS: dict[str, tuple[dict[str, Any], int]] = {  # and of how many places one is tried
+    "no workers": ({"num_workers": 0}, 1),
+    "threads": ({"num_workers": 1}, 3),
+    "persistent threads": ({"num_workers": 1, "persistent_workers": True}, 5),  # the next epoch is drawn ahead
+}
+
+
+@pytest.mark.parametrize(("workers", "step"), WORKERS.values(), ids=WORKERS)
 @pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
-def test_torchs_samplers_go_on_where_they_were(make: Callable[[], dict[str, Any]], num_workers: int) -> None:
+def test_torchs_samplers_go_on_where_they_were(
+    make: Callable[[], dict[str, Any]], workers: dict[str, Any], step: int
+) -> None:
     """In the middle of them, too, and in the next epoch."""
 
     def order(number: int) -> tuple[list[list[int]], int]:
         torch.manual_seed(5)
         got = list[list[int]]()
         arguments = make()
-        with DataLoader(range(12), 2, num_workers=num_workers, **arguments) as loader:
+        with DataLoader(range(12), 2, **workers, **arguments) as loader:
             batches, interrupt = iter(loader), InterruptedAt(number, torch.utils.data.sampler)
+
+            def go_on() -> None:
+                for batch in batches:
+                    got.append(batch.tolist())
+                    if type(loader.sampler) is DistributedSampler:
+                        loader.sampler.set_epoch(1)  # the next pass's, already
+
             with contextlib.suppress(KeyboardInterrupt), interrupt:
-                for batch in batches:
-                    got.append(batch.tolist())
+                go_on()
             try:
-                for batch in batches:
-                    got.append(batch.tolist())
+                go_on()
             except KeyboardInterrupt:  # by then the global generator may have been drawn from, or not
                 assert ("sampler" in arguments, "generator" in arguments, got) == (False, False, [])
                 return expected, interrupt.num_places
-            loader.set_epoch(1)
             for batch in loader:
                 got.append(batch.tolist())
         return got, interrupt.num_places
@@ -160,7 +193,7 @@ def test_torchs_samplers_go_on_where_they_were(make: Callable[[], dict[str, Any]
     expected: list[list[int]] = []
     expected, num_places = order(0)
     assert len(expected) in (6, 12)
-    for number in range(1, num_places + 1, 1 if num_workers == 0 else 3):
+    for number in range(1, num_places + 1, step):
         assert order(number)[0] == expected, number
 
 

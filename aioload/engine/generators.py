@@ -4,6 +4,7 @@ import base64
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import TypeAlias
 
 import torch
@@ -38,6 +39,12 @@ def decoded(value: int | str) -> torch.Tensor:
     if isinstance(value, int):
         return torch.Generator().manual_seed(value).get_state()
     return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(value))), dtype=torch.uint8)
+
+
+def exchange(generators: Sequence[torch.Generator], states: Sequence[torch.Tensor], into: list[torch.Tensor]) -> None:
+    """Append to ``into`` where the generators are, and have them be in ``states``: no interrupt divides that."""
+    present, moves = map(torch.Generator.get_state, generators), map(torch.Generator.set_state, generators, states)
+    into.extend(map(itemgetter(0), zip(present, moves, strict=True)))
 
 
 def distinct(candidates: Iterable[object]) -> list[torch.Generator]:

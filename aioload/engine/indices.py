@@ -6,7 +6,7 @@ Samplers draw from generators that the training step may use as well. Drawing a 
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,9 +22,9 @@ from torch.utils.data import (
 from aioload.engine.appearance import Appearance
 from aioload.engine.cursors import can_seek
 from aioload.engine.epochs import batched_by_torch, innermost
-from aioload.engine.generators import StandIn, draw_base_seed, in_state
+from aioload.engine.generators import StandIn, distinct, draw_base_seed, exchange, in_state
 from aioload.engine.position import Place, Progress, as_ranges, from_ranges
-from aioload.engine.replay import cursor_for
+from aioload.engine.replay import cursor_for, epochs_of, set_epochs
 from aioload.errors import ErrorContext, annotate, safe_to_raise
 
 _STATELESS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -54,7 +54,7 @@ class IndexStream:
         stand_in: StandIn | None = None,
     ) -> None:
         saved = saved or {}
-        self.epoch = epoch
+        self.epoch, self._sampler = epoch, sampler
         self.place = Place(0, saved.get("num_done", 0), None)
         """That of the entry drawn last."""
         self.progress = Progress(self.place.number, from_ranges(saved.get("ahead", ())))
@@ -130,10 +130,12 @@ class IndexStream:
         """Go on as another pass would that is resumed here: a generator of the sampler was ended in the middle."""
         mark = self._marked[1] if self._marked[0] == self._next - 1 else None
         saved = self._cursor.state(self._next, max(self._num_asked, self._next + 1), mark)
+        epochs = epochs_of(self._sampler)  # they may be those of the next pass already
         with contextlib.suppress(Exception), self._device():
             cursor = self._new_cursor()
             entries = cursor.begin(saved, self._next)
             cursor.seeded()
+            set_epochs(self._sampler, epochs)
             self._cursor, self._entries, self.is_lost = cursor, entries, False
 
     def _indices(self, entry: Any) -> list[Any]:
@@ -188,9 +190,11 @@ class Lookahead:
     def __init__(self, epoch: int, sampler: Any, generator: torch.Generator | None, *others: Any) -> None:
         self.epoch = epoch
         own = getattr(batched_by_torch(sampler), "generator", None)
-        self._generators = [g for g in (generator, own) if g is not None]
+        self._generators = distinct((generator, own))
         self._before = self._states()
         self._after = self._before
+        # While they are moved: where others left them, and then where drawing has.
+        self._present, self._reached = list[torch.Tensor](), list[torch.Tensor]()
         self._global_before = torch.default_generator.get_state()
         self._stand_in: torch.Generator | None = in_state(self._global_before)
         self._objects = (sampler, *others)
@@ -200,25 +204,28 @@ class Lookahead:
         """Return what is to be drawn from in place of the global generator, until the pass is taken up."""
         return self._stand_in
 
-    @contextlib.contextmanager
-    def drawing(self) -> Iterator[None]:
-        """Draw for the pass that began early; nobody else sees the generators move."""
-        present = self._states()
-        self._restore(self._after)
+    def drawing(self, draw: Callable[[], None]) -> None:
+        """Call ``draw``, which draws for the pass that began early; nobody else sees the generators move."""
+        self._put_back()
         try:
-            yield
+            exchange(self._generators, self._after, self._present)
+            draw()
         finally:
-            self._after = self._states()
-            self._restore(present)
+            try:
+                self._put_back()
+            finally:
+                self._put_back()  # an interrupt may have come before the first did
 
     def take_up(self, epoch: int) -> bool:
         """Make the draws count and return True, or return False if something has changed, ``epoch`` too."""
+        self._put_back()
         states, before = [torch.default_generator.get_state(), *self._states()], [self._global_before, *self._before]
         if epoch != self.epoch or not all(torch.equal(a, b) for a, b in zip(states, before, strict=True)):
             return False
         if not self._appearance.is_still(*self._objects):
             return False
-        self._restore(self._after)
+        for generator, state in zip(self._generators, self._after, strict=True):
+            generator.set_state(state)
         stand_in, self._stand_in = self._stand_in, None
         if stand_in is not None and not torch.equal(moved := stand_in.get_state(), self._global_before):
             torch.default_generator.set_state(moved)
@@ -227,6 +234,9 @@ class Lookahead:
     def _states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators]
 
-    def _restore(self, states: list[torch.Tensor]) -> None:
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(state)
+    def _put_back(self) -> None:
+        """Have the generators be where others left them. After an interrupt it may be called again."""
+        if self._present:
+            if not self._reached:
+                exchange(self._generators, self._present, self._reached)
+            self._after, self._present, self._reached = self._reached, [], []

@@ -156,10 +156,11 @@ class Portal:
                     raise
 
     def _start_late(self) -> None:
-        with self._lock, contextlib.suppress(RuntimeError):  # without a thread nobody calls, as if it were closed
+        with self._lock:
             if self._is_due:
+                with contextlib.suppress(RuntimeError):  # without a thread nobody calls, as if it were closed
+                    self._start()
                 self._is_due = False
-                self._start()
 
     def _start(self) -> None:
         previous = self._thread

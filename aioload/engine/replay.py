@@ -5,7 +5,7 @@ import copy
 import enum
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -134,7 +134,7 @@ class ReplayCursor:
     def state_at_start(self) -> dict[str, Any]:
         """See :class:`~aioload.engine.cursors.Cursor`."""
         links = links_of(self._sampler)
-        epochs = [_epoch_of(link) for link in links]
+        epochs = epochs_of(self._sampler)
         states = [copy.deepcopy(link.state_dict()) if _has_own_state(link) else None for link in links]
         state = present(self.generators)
         if any(epoch is not None for epoch in epochs):
@@ -258,9 +258,19 @@ def cursor_for(
     return ReplayCursor(sampler, generator, epoch=epoch, seeds=seeds, stand_in=stand_in)
 
 
+def epochs_of(sampler: Any) -> list[int | None]:
+    """Return the epochs that samplers keep for themselves."""
+    return [_epoch_of(link) for link in links_of(sampler)]
+
+
 def put_back_epochs(sampler: Any, saved: Saved) -> None:
     """Set the epochs that samplers keep for themselves to those that were saved."""
-    for link, epoch in zip(links_of(sampler), saved.get("epochs", ()), strict=False):
+    set_epochs(sampler, saved.get("epochs", ()))
+
+
+def set_epochs(sampler: Any, epochs: Sequence[int | None]) -> None:
+    """Set the epochs that samplers keep for themselves, as :func:`epochs_of` has returned them."""
+    for link, epoch in zip(links_of(sampler), epochs, strict=False):
         if epoch is not None:
             link.set_epoch(epoch)
 

@@ -91,11 +91,12 @@ class Run:
         self._in_hand: dict[int, Batch] = {}
         self._num_released = 0  # what had been taken when the window was last moved on
         self._budget = budget
-        self._window = Window(max_batches, budget, self._resubmit, is_wanted=is_wanted)
+        self._window = Window(max_batches, budget, self._resubmit, call=crew.portal.call, is_wanted=is_wanted)
         self._submitted = 0
         self._total: int | None = None
         self._stream_error: BaseException | None = None
-        self._is_cut_short = False  # by that
+        self.is_cut_short = False
+        """Whether an error ends it before its time: its indices could not all be drawn."""
         self.closed = False
         self._started = False
         self._drawn: tuple[int, list[Any]] = -1, []  # the number of the batch drawn last, and its indices
@@ -366,7 +367,7 @@ class Run:
             self._window.grant(max(self._max_batches, enough))
 
     def _finish(self) -> Answer:
-        self.record.position.is_over = not self._is_cut_short
+        self.record.position.is_over = not self.is_cut_short
         if self._stream_error is not None:
             error, self._stream_error = self._stream_error, None
             annotate(error, ErrorContext(None, None, "sampler"))
@@ -387,7 +388,7 @@ class Run:
             except BaseException as exc:
                 if isinstance(exc, KeyboardInterrupt) and not self._stream.is_lost:
                     raise
-                self._is_cut_short = True
+                self.is_cut_short = True
                 self._total, self._stream_error = self._submitted, safe_to_raise(strip(exc))
                 if isinstance(exc, KeyboardInterrupt):  # it is for the consumer, and for now
                     raise

@@ -305,11 +305,16 @@ class Runtime:
         is_stale = isinstance(crew, Gang) and not self._is_still()
         if ahead is not None:
             run, lookahead = ahead
-            if crew is not None and not is_stale and saved is None and lookahead.take_up(epoch):
-                run.on_exhausted = self._run_ahead
-                run.grant(max_batches, is_wanted=True)
-                return run, crew
-            run.close()
+            is_taken_up = False
+            try:
+                if crew is not None and not is_stale and saved is None and lookahead.take_up(epoch):
+                    run.on_exhausted = self._run_ahead
+                    run.grant(max_batches, is_wanted=True)
+                    is_taken_up = True
+                    return run, crew
+            finally:
+                if not is_taken_up:
+                    run.close()
             self._wasted_lookahead = saved is None
         # Without one, the state is from before any was drawn.
         keeps_seed = crew is not None and (saved is None or "base_seed" in saved)
@@ -357,18 +362,24 @@ class Runtime:
                     epoch = plan.epochs.next(plan.index_sampler)
                     others = plan.dataset, plan.reader, plan.settings.collate_fn, collation_rules()
                     lookahead = Lookahead(epoch, plan.index_sampler, plan.generator, *others)
-                    with lookahead.drawing():
-                        stream = self._stream(epoch, None, self._kept.base_seed, lookahead.stand_in)
-                        source = self._source(stream, None, first=False)
-                        run = self._new_run(source, stream, crew, num_batches, is_wanted=False)
-                        run.start()
-                    self._next = run, lookahead
+                    lookahead.drawing(functools.partial(self._begin_next, lookahead, crew, num_batches))
                 else:
                     run, lookahead = self._next
-                    with lookahead.drawing():
-                        run.grant(num_batches)
+                    lookahead.drawing(functools.partial(run.grant, num_batches))
             except Exception:  # has nothing to do with this pass; iter() will meet it again
                 self._wasted_lookahead = True
+                self._drop_next()
+            except BaseException:  # an interrupt: it is for the consumer of this pass, and for no other
+                if self._next is not None and self._next[0].is_cut_short:
+                    self._drop_next()
+                raise
+
+    def _begin_next(self, lookahead: Lookahead, crew: Crew | Gang, num_batches: int) -> None:
+        stream = self._stream(lookahead.epoch, None, self._kept.base_seed, lookahead.stand_in)
+        source = self._source(stream, None, first=False)
+        run = self._new_run(source, stream, crew, num_batches, is_wanted=False)
+        self._next = run, lookahead  # from here on an interrupt leaves a pass that goes on with what is missing
+        run.start()
 
     def _drop_next(self) -> None:
         ahead, self._next = self._next, None

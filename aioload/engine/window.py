@@ -6,6 +6,7 @@ What may be is decided by pure functions; :class:`Window` keeps count, and the j
 import contextlib
 import heapq
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,7 @@ class Window:
         max_batches: Bound on batches ahead, which :meth:`grant` changes.
         budget: The bytes in flight, of other passes over the loader too.
         resubmit: Starts jobs that had been held back.
+        call: Has a thread call a function soon where no interrupt can come; ``False`` if there is none.
         is_wanted: Whether there is a consumer already; else no batch goes on where the budget is full.
     """
 
@@ -76,6 +78,7 @@ class Window:
         budget: Budget,
         resubmit: Callable[[list[Any]], None],
         *,
+        call: Callable[[Callable[[], None]], bool] | None = None,
         is_wanted: bool = True,
     ) -> None:
         self.delivered = 0
@@ -83,7 +86,7 @@ class Window:
         """The number of the first batch that the consumer has not had; unlike ``delivered`` also out of order."""
         self.opening: dict[int, int] = {}
         """The number of the batch for which each thread is opening a file whose size is not known yet."""
-        self._max_batches, self._budget, self._resubmit = max_batches, budget, resubmit
+        self._max_batches, self._budget, self._resubmit, self._call = max_batches, budget, resubmit, call
         self._batch_bytes = 0
         self._ahead = max_batches
         self.is_narrow = False
@@ -185,6 +188,14 @@ class Window:
 
     def release(self) -> None:
         """Start the jobs that were held and need not wait any longer."""
+        if not self.has_jobs:
+            return
+        # An interrupt between taking a job and starting it would lose the job, and comes in the main thread.
+        is_safe = threading.current_thread() is not threading.main_thread()
+        if is_safe or self._call is None or not self._call(self._release):
+            self._release()
+
+    def _release(self) -> None:
         while self._held or self._refused:
             ready: list[Any] = []
             with self._budget.lock:
