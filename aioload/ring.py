@@ -19,7 +19,6 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 from aioload.outliving import Passing, drop, outlive, sweep
 from aioload.pinned import Living, PageLock
@@ -120,14 +119,9 @@ class Ring:
         """Whether memory that is adopted can be page-locked."""
         return self._page_lock is not None
 
-    def adopt(self, foreign: Foreign, home: Callable[[Slot], None]) -> Slot:
-        """Return a slot over memory that is filled elsewhere (FREE; see :meth:`Slot.arrive`), for all but acquiring.
-
-        Args:
-            foreign: The memory.
-            home: Called with the slot, under the ring's lock, when nobody uses it: it may be filled again.
-        """
-        slot = Slot(len(foreign.memory), lambda _: foreign.memory, home)
+    def adopt(self, foreign: Foreign) -> Slot:
+        """Return a slot over memory that is filled elsewhere (FREE; see :meth:`Slot.arrive`), for all but acquiring."""
+        slot = Slot(len(foreign.memory), lambda _: foreign.memory)
         slot.foreign = foreign
         return slot
 
@@ -258,32 +252,38 @@ class Ring:
     def _take_in(self) -> None:
         self._take_in_copied()
         while self._returned:
-            slot = self._returned.popleft().slot
-            self._lent.pop(slot, None)
-            self._lent_bytes -= slot.arena.nbytes
-            slot.watch = None
-            self._put_back(slot)
+            watch = self._returned[0]
+            if watch.slot.watch is watch:  # else an interrupt came right here
+                self._put_back(watch.slot)
+            if self._returned and self._returned[0] is watch:  # else a finalizer has been here
+                self._returned.popleft()
 
     def _take_in_copied(self) -> None:
         while self._copying:
-            slot, event = self._copying[0]
+            slot, event = entry = self._copying[0]
             try:
                 if not event.query():
                     return
             except Exception:  # the device is broken: the next copy will say so, and nobody that this one is done
                 drop(slot)
-            self._copying.popleft()
             if slot.state is SlotState.COPYING:
                 self._put_back(slot)
+            if self._copying and self._copying[0] is entry:
+                self._copying.popleft()
 
     def _put_back(self, slot: Slot) -> None:
         if self.poison is not None:
             slot.arena.fill(self.poison)
-        slot.state = SlotState.FREE
+        # An interrupt comes before this, and all is as it was, or after: nothing is called in between but what is no
+        # function of Python, at the end.
+        if slot in self._lent:
+            del self._lent[slot]
+            self._lent_bytes -= slot.arena.nbytes
+        slot.watch, slot.state = None, SlotState.FREE
         if slot.home is not None:
-            slot.home(slot)
+            slot.home()
             return
-        self._free.append(slot)
+        self._free += [slot]
         self._free_bytes += slot.arena.nbytes
         if len(self._free) > self.max_free:
             self._drop_smallest()
@@ -295,5 +295,5 @@ class Ring:
         smallest.state = SlotState.DROPPED
 
     def _take(self, slot: Slot) -> None:
-        self._free.remove(slot)
+        del self._free[self._free.index(slot)]  # not by remove(), behind which an interrupt could come
         self._free_bytes -= slot.arena.nbytes

@@ -45,16 +45,14 @@ class Slot:
     """One byte arena of the ring, ``arena`` being a uint8 array aligned to :data:`~aioload.layout.ALIGNMENT`.
 
     Attributes:
-        home: Told when nobody uses the slot, if its memory is of other origin (``foreign``).
+        home: Called when nobody uses the slot, if its memory is of other origin (``foreign``).
         is_locked: Whether that memory has been page-locked, and ``None`` before this was tried.
         watch: Of what the consumer sees, while it is lent.
     """
 
     __slots__ = ("_memory", "arena", "foreign", "home", "is_locked", "state", "watch")
 
-    def __init__(
-        self, num_bytes: int, new_memory: NewMemory | None, home: "Callable[[Slot], None] | None" = None
-    ) -> None:
+    def __init__(self, num_bytes: int, new_memory: NewMemory | None) -> None:
         if new_memory is not None:
             self._memory: Any = new_memory(num_bytes)
             self.arena = self._memory.numpy()
@@ -62,7 +60,8 @@ class Slot:
             self._memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
             start = -self._memory.ctypes.data % ALIGNMENT
             self.arena = self._memory[start : start + num_bytes]
-        self.state, self.home = SlotState.FREE, home
+        self.state = SlotState.FREE
+        self.home: Callable[[], object] | None = None
         self.foreign: Foreign | None = None
         self.is_locked: bool | None = None
         self.watch: Watch | None = None
@@ -73,7 +72,7 @@ class Slot:
     @property
     def is_pinned(self) -> bool:
         """Whether it has the memory that the ring's slots should have."""
-        return isinstance(self._memory, torch.Tensor) and self.home is None
+        return isinstance(self._memory, torch.Tensor) and self.foreign is None
 
     @property
     def address(self) -> int:
@@ -86,11 +85,15 @@ class Slot:
             return self._memory[:num_bytes]
         return torch.from_numpy(self.arena[:num_bytes])
 
-    def arrive(self) -> None:
-        """FREE -> READY: whoever it was at home with has filled it."""
+    def arrive(self, home: Callable[[], object]) -> None:
+        """FREE -> READY: it has been filled elsewhere.
+
+        Args:
+            home: Called, once, under the ring's lock, when nobody uses it: it may be filled again. No function of
+                Python, which an interrupt could cut short.
+        """
         assert self.state is SlotState.FREE, self
-        assert self.home is not None, self
-        self.state = SlotState.READY
+        self.home, self.state = home, SlotState.READY
 
     def seal(self) -> None:
         """FILLING -> READY: the last row has been written."""

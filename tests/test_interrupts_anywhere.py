@@ -129,6 +129,34 @@ def test_what_waits_for_room_goes_on() -> None:
     assert number > 50
 
 
+class Wide:
+    """So large that a process has room for few of them, until it is told that they have been taken."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((300_000,), index)
+
+
+@pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_process_is_told_what_has_been_taken() -> None:
+    arguments: dict[str, Any] = {"processes": 1, "prefetch_factor": 3, "prefetch_bytes": 6_000_000, "timeout": 60}
+    with DataLoader(Wide(), 2, num_workers=1, persistent_workers=True, **arguments) as loader:
+        for number in itertools.count(1):
+            batches, interrupt = iter(loader), InterruptedAt(number)
+            time.sleep(0.01)  # the process has made what it has room for
+            got = [next(batches)[:, 0].tolist()]
+            with contextlib.suppress(KeyboardInterrupt), interrupt:
+                got.append(next(batches)[:, 0].tolist())
+            got += [batch[:, 0].tolist() for batch in batches]
+            assert got == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+            if interrupt.num_places < number:
+                break
+    assert number > 100
+
+
 def shared_generator() -> dict[str, Any]:
     return {"shuffle": True, "generator": torch.Generator().manual_seed(3)}
 

@@ -1,5 +1,6 @@
 """Memory of engine processes that the consumer's page-locks: once, undone before it is unmapped, read until then."""
 
+import functools
 import gc
 import os
 import random
@@ -112,21 +113,21 @@ def test_what_has_no_layout_is_not_copied_from_memory_that_torch_does_not_know(c
     assert_same([reading.value for reading in readings], [batch[name] for batch in expected])
 
 
-def a_slot(ring: Ring, home: Callable[[Slot], None]) -> Slot:
+def a_slot(ring: Ring, home: Callable[[], object] = int) -> Slot:
     """Return a slot over memory of another process's, which has filled it with sevens, locked."""
-    slot = ring.adopt(Mapping(new_file(SIZE)), home)
+    slot = ring.adopt(Mapping(new_file(SIZE)))
     slot.arena[:] = 7
-    slot.arrive()
+    slot.arrive(home)
     ring.page_lock(slot)
     return slot
 
 
 def test_a_copy_is_lent_of_memory_that_is_locked_where_it_is() -> None:
-    device, freed = Noting(), list[Slot]()
+    device, freed = Noting(), list[str]()
     ring = Ring(page_lock=device.page_lock)
-    slot = a_slot(ring, freed.append)
+    slot = a_slot(ring, functools.partial(freed.append, "it"))
     lent = ring.lend(slot)(torch.int32, 5, 64)
-    assert (slot.state, freed) == (SlotState.FREE, [slot])
+    assert (slot.state, freed) == (SlotState.FREE, ["it"])
     slot.arena[:] = 8
     assert lent.tolist() == [0x07070707] * 5
     assert ring.num_lent == 0
@@ -136,7 +137,7 @@ def test_a_copy_is_lent_of_memory_that_is_locked_where_it_is() -> None:
 def test_memory_is_kept_until_it_has_been_copied_also_if_its_ring_is_gone(is_run_before: bool) -> None:
     device = Noting()
     ring = Ring(page_lock=device.page_lock)
-    slot = a_slot(ring, lambda _: None)
+    slot = a_slot(ring)
     stream = device.new_stream()
     copied = device.copy(slot.tensor(SIZE), stream)
     ring.release_behind(slot, device.record_event(stream))
@@ -157,7 +158,7 @@ def test_memory_is_kept_until_it_has_been_copied_also_if_its_ring_is_gone(is_run
 def test_memory_of_which_nobody_can_tell_when_it_has_been_copied_stays(how: str) -> None:
     device = Noting()
     ring = Ring(page_lock=device.page_lock)
-    slot = a_slot(ring, lambda _: None)
+    slot = a_slot(ring)
     (address, _), gone = device.locked[0], weakref.ref(slot.foreign)
     if how == "dropped":
         ring.drop(slot)

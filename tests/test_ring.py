@@ -1,5 +1,6 @@
 """A slot has one owner at a time, and its bytes stay as they are while anything of the consumer's refers to them."""
 
+import contextlib
 import gc
 import itertools
 import threading
@@ -15,6 +16,7 @@ import torch.utils.dlpack
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from interrupting import InterruptedAt
 
 from aioload.layout import ALIGNMENT
 from aioload.ring import Ring
@@ -301,6 +303,25 @@ def test_a_view_may_be_collected_while_the_ring_is_locked() -> None:
     assert ring.num_lent == 0
     ring.acquire(1)
     assert len(ring._free) == 0
+
+
+def test_an_interrupt_loses_no_slot() -> None:
+    for number in itertools.count(1):
+        ring, interrupt = Ring(max_free=2), InterruptedAt(number)
+        slots = [ring.acquire(100) for _ in range(3)]
+        for slot in slots:
+            slot.seal()
+            ring.lend(slot)
+        with contextlib.suppress(KeyboardInterrupt), interrupt:
+            ring.take_in()
+        ring.take_in()
+        ring.trim(0)
+        assert (repr(ring), ring.num_lent) == ("<Ring free=0 lent=0 copying=0>", 0)
+        acquired = [ring.acquire(100) for _ in range(3)]
+        assert len({slot.address for slot in acquired}) == 3
+        if interrupt.num_places < number:
+            break
+    assert number > 10
 
 
 def test_threads_never_share_a_slot() -> None:

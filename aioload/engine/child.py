@@ -5,6 +5,7 @@ import os
 import pickle
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,6 +91,8 @@ class Child:
         self._ring = Ring(new_memory=self._segments.new_memory, falls_back=False, max_free=settings.max_batches + 2)
         self._sent: dict[int, Slot] = {}
         """Slots that the loader has, by segment."""
+        self._num_sent: Counter[int] = Counter()
+        """How many times each segment has been sent."""
         self._ledger = Ledger()
         self._tally = self._ledger.open()
         self._pace, self._portal = Pace(), Portal(keep_loop=True)
@@ -143,10 +146,9 @@ class Child:
         self._portal.close()
 
     def _note(self, notes: Notes) -> None:
-        for segment in notes.freed:
-            slot = self._sent.pop(segment, None)
-            if slot is not None:
-                self._ring.release(slot)
+        for segment, num_sent in notes.freed:
+            if segment in self._sent and num_sent == self._num_sent[segment]:  # else we have been told before
+                self._ring.release(self._sent.pop(segment))
         for of, number in notes.taken:
             share = self._shares.get(of)
             if share is not None:
@@ -288,6 +290,7 @@ class Child:
 
     def _hand_over(self, slot: Slot) -> int:
         segment = self._segments.number_of(slot.address)
+        self._num_sent[segment] += 1
         self._sent[segment] = slot
         return segment
 
@@ -295,6 +298,7 @@ class Child:
         dropped = []
         while self._segments.dropped:
             dropped.append(self._segments.dropped.popleft())
+            del self._num_sent[dropped[-1]]
         return dropped
 
     def _totals(self) -> Totals | None:

@@ -235,7 +235,9 @@ class Gang:
         """Have batch ``number`` of a pass loaded. In the consumer's thread."""
         inner, which = divmod(number, len(self.members))
         member = self.members[which]
-        member.send(Load(of, inner, indices, span, member.notes()))
+        notes = member.notes()
+        member.send(Load(of, inner, indices, span, notes))
+        member.note_told(notes)
 
     def marks_of(self, number: int, span: Span) -> Sequence[int]:
         """Return how far each sample of batch ``number`` is: 0 if not begun or done, more for each stage."""
@@ -255,6 +257,7 @@ class Gang:
                 notes = member.notes()
                 if notes is not None:
                     member.send(notes)
+                    member.note_told(notes)
 
     def attend(self) -> None:
         """Have what has come, and comes next, taken in: a consumer waits. Any thread; never waits."""

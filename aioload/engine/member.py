@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -47,7 +47,8 @@ class Member:
         self.pid: int | None = None
         """The process's number among the system's, ``None`` if it is not there yet."""
         self.slots: dict[int, Slot] = {}
-        self.freed: deque[int] = deque()  # appended to by whoever lets the last view go
+        self._num_arrivals: Counter[int] = Counter()
+        self.freed: deque[tuple[int, int]] = deque()  # appended to by whoever lets the last view go
         self.taken: deque[tuple[int, int]] = deque()
         self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
         self.has_begun = False
@@ -136,10 +137,16 @@ class Member:
         self.slots.clear()  # not when a collection finds us: their memory may be page-locked
 
     def notes(self) -> Notes | None:
-        """Return what it has not been told, once."""
+        """Return what it has not been told: until :meth:`note_told` the same again."""
         if not self.freed and not self.taken:
             return None
-        return Notes(_all_of(self.freed), _all_of(self.taken))
+        return Notes(list(self.freed.copy()), list(self.taken.copy()))
+
+    def note_told(self, notes: Notes | None) -> None:
+        """Note that it has been sent these. Another thread may have sent them as well."""
+        if notes is not None:
+            _remove(self.freed, notes.freed)
+            _remove(self.taken, notes.taken)
 
     def send(self, message: NamedTuple, file: int | None = None) -> None:
         """Send it a message; if it has died, that is found out elsewhere."""
@@ -148,9 +155,10 @@ class Member:
     def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
         """Return the slot over one of its segments, which has just been filled."""
         if file is not None:
-            self.slots[segment] = ring.adopt(Mapping(file), functools.partial(_note_freed, self.freed, segment))
+            self.slots[segment] = ring.adopt(Mapping(file))
         slot = self.slots[segment]
-        slot.arrive()
+        self._num_arrivals[segment] += 1
+        slot.arrive(functools.partial(self.freed.append, (segment, self._num_arrivals[segment])))
         return slot
 
 
@@ -170,13 +178,10 @@ def check_may_start() -> None:
         raise ArgumentError(message)
 
 
-def _all_of(queue: "deque[Any]") -> list[Any]:
-    items = []
-    while True:
-        try:
-            items.append(queue.popleft())
-        except IndexError:
-            return items
+def _remove(queue: "deque[tuple[int, int]]", items: list[tuple[int, int]]) -> None:
+    for item in items:
+        with contextlib.suppress(ValueError):  # another thread was faster
+            queue.remove(item)
 
 
 def _ended_at_exit() -> set[BaseProcess]:
@@ -190,7 +195,3 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
-
-
-def _note_freed(freed: "deque[int]", segment: int, _: Slot) -> None:
-    freed.append(segment)

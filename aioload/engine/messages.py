@@ -34,9 +34,13 @@ class Begin(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """What has happened on the consumer's side: segments that nobody sees any more, and batches that it has."""
+    """What has happened on the consumer's side: segments that nobody sees any more, and batches that it has.
 
-    freed: list[int]
+    Where an interrupt comes while these are sent, they are sent again; so each says what exactly it is about.
+    """
+
+    freed: list[tuple[int, int]]
+    """Segment, and how many times it has been sent so far."""
     taken: list[tuple[int, int]]
     """Pass and number within the share."""
 

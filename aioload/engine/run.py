@@ -329,6 +329,8 @@ class Run:
         self._in_hand[thread], batch.is_taken = batch, True
         self._window.delivered += 1
         try:
+            if self._remote is not None:
+                self._remote.note_taken(batch)  # again does no harm; first, so that it goes with the batch asked for
             self._look_further()
             self._refill()
         except BaseException:  # it is still in the hand-off, for whoever asks next
@@ -340,7 +342,6 @@ class Run:
     def _let_go_of(self, batch: Batch) -> None:
         """See to it that nobody counts with a batch that has been taken up. It may be called again."""
         if self._remote is not None:
-            self._remote.note_taken(batch)
             batch.lend()
         batch.claim.close()
         self._open.pop(batch.number, None)
