@@ -70,14 +70,15 @@ class Channel:
         if file is not None:
             files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [file]))]
         starts = range(0, len(message) or 1, PART_BYTES)
-        with contextlib.suppress(OSError):
+        try:
             for start in starts:
                 head = _HEAD.pack(start == starts[-1], number)
                 part = message if len(starts) == 1 else message[start : start + PART_BYTES]
                 self._send_packet([head, part], files)
                 files = []
-            return True
-        return False
+        except OSError:
+            return False
+        return True
 
     def _send_packet(self, buffers: list[bytes], files: list[tuple[int, int, Any]]) -> None:
         if self.on_full is not None:

@@ -86,9 +86,11 @@ class Handoff:
 
     def pop(self, batch: Batch) -> None:
         """Remove the batch that :meth:`peek` showed, if it is still the first; the caller owns it."""
-        with contextlib.suppress(IndexError):  # closed meanwhile
+        try:
             if self._batches[0] is batch:
                 self._batches.popleft()
+        except IndexError:  # closed meanwhile
+            return
 
     def thread_waiter(self) -> threading.Lock:
         """Return a lock that is released when it is worth looking again. Look once more before waiting."""

@@ -62,20 +62,23 @@ class Intake:
         for poll in (quiet, attentive):
             for file in (bell, *sentinels):
                 poll.register(file, select.POLLIN)
-        for member in members:
-            attentive.register(member.channel.fileno(), select.POLLIN)
+        channels = {member.channel.fileno(): member for member in members}
+        for file in channels:
+            attentive.register(file, select.POLLIN)
         while not self._closed:
             self._is_listening = False  # before asking: who begins to want it behind that has to ring
             self._is_listening = self._is_pressed or is_wanted()
-            files = [file for file, _ in (attentive if self._is_listening else quiet).poll()]
+            files = {file for file, _ in (attentive if self._is_listening else quiet).poll()}
             if bell in files:
                 self._bell.answer()
-            yield from self._received(members, [sentinels[file] for file in files if file in sentinels])
+            dead = [sentinels[file] for file in files if file in sentinels]
+            is_one_of_them = self._is_listening and not dead and bell not in files
+            yield from self._received([channels[file] for file in files] if is_one_of_them else members, dead)
 
-    def _received(self, members: Sequence[Member], dead: list[Member]) -> list[tuple[Member, bytes | None, int | None]]:
+    def _received(self, senders: Sequence[Member], dead: list[Member]) -> list[tuple[Member, bytes | None, int | None]]:
         """Return what there is: all of it before any is taken in, as whoever that wakes up goes on beside the rest."""
         received: list[tuple[Member, bytes | None, int | None]] = []
-        for member in members:
+        for member in senders:
             with contextlib.suppress(BlockingIOError):
                 while (message := member.channel.receive(wait=False)) is not None:
                     received.append((member, *message))

@@ -180,8 +180,10 @@ def check_may_start() -> None:
 
 def _remove(queue: "deque[tuple[int, int]]", items: list[tuple[int, int]]) -> None:
     for item in items:
-        with contextlib.suppress(ValueError):  # another thread was faster
+        try:
             queue.remove(item)
+        except ValueError:  # another thread was faster
+            continue
 
 
 def _ended_at_exit() -> set[BaseProcess]:

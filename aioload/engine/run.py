@@ -123,7 +123,7 @@ class Run:
         self._losses = Losses(settings.tolerance, self.record.position)
         self._regulator = crew.regulator
         self._rhythm = Rhythm(tally, None if crew.regulator is None else crew.regulator.demand)
-        self._max_batches = max_batches
+        self._max_batches = self._num_enough = max_batches
         self._remote = fetcher
         if isinstance(crew, Gang):
             assert fetcher is not None
@@ -177,7 +177,7 @@ class Run:
     def grant(self, max_batches: int, *, is_wanted: bool = False) -> None:
         """Let the run be ``max_batches`` ahead, and start as many more as that allows; it may have a consumer now."""
         with self._lock:
-            self._max_batches = max_batches
+            self._max_batches = self._num_enough = max_batches
             self._window.grant(max_batches, is_wanted=is_wanted)
             self._refill()
         self._window.release()
@@ -364,8 +364,10 @@ class Run:
     def _look_further(self) -> None:
         """Be as far ahead as the reads that may be under way need it."""
         if self._regulator is not None:
-            enough = batches_for(self._regulator.limit, self._settings.batch_size)
-            self._window.grant(max(self._max_batches, enough))
+            enough = max(self._max_batches, batches_for(self._regulator.limit, self._settings.batch_size))
+            if enough != self._num_enough:
+                self._num_enough = enough
+                self._window.grant(enough)
 
     def _finish(self) -> Answer:
         self.record.position.is_over = not self.is_cut_short

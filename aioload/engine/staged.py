@@ -156,7 +156,7 @@ class StagedFetcher:
             self._gate.hold((self._read_and_decode, batch, start, stop))
             return
         reads, tally, indices, marks = self._reads, worker.tally, batch.indices, batch.marks
-        location, read, size_of = self._location, self._read_bytes, self._size_of
+        location, read, size_of = self._location, self._read_once, self._size_of
         again = self._read_and_decode
         dispose = self._decode_pile if self._may_inline else self._hand_over
         here = [self._context, None, _LOCATION, worker.number % self._num_workers, None]
@@ -177,7 +177,11 @@ class StagedFetcher:
                 if marks is not None:
                     marks[position] = 2
                 try:
-                    data = read(worker, location(index), admit)
+                    path = location(index)
+                    try:
+                        data = read(path, admit)
+                    except Exception as exc:
+                        data = self._try_again(worker, path, admit, exc)
                     num_bytes += size_of(data)
                     pile.append(data)
                     if marks is not None:
@@ -273,12 +277,14 @@ class StagedFetcher:
         try:
             return self._read_once(location, admit)
         except Exception as exc:
+            return self._try_again(worker, location, admit, exc)
 
-            def pause(seconds: float) -> bool:
-                worker.tally.retries += 1
-                return self._reads.pause(seconds)
+    def _try_again(self, worker: Worker, location: Location, admit: Admit, exc: Exception) -> Any:
+        def pause(seconds: float) -> bool:
+            worker.tally.retries += 1
+            return self._reads.pause(seconds)
 
-            return self._policy.try_again(functools.partial(self._read_once, location, admit), exc, pause)
+        return self._policy.try_again(functools.partial(self._read_once, location, admit), exc, pause)
 
     def _ask_assumed(self, admit: Admit) -> None:
         num_bytes = self._gate.assumed_bytes
