@@ -284,7 +284,10 @@ class StagedFetcher:
             worker.tally.retries += 1
             return self._reads.pause(seconds)
 
-        return self._policy.try_again(functools.partial(self._read_once, location, admit), exc, pause)
+        try:
+            return self._policy.try_again(functools.partial(self._read_once, location, admit), exc, pause)
+        finally:
+            del exc  # it may be what is raised, and so refer to this call
 
     def _ask_assumed(self, admit: Admit) -> None:
         num_bytes = self._gate.assumed_bytes
