@@ -44,7 +44,8 @@ it does nothing::
   process keeps account of them in memory that outlives it (:mod:`~aioload.engine.marks`). A slot that was being
   written is not known here yet, and so never handed out.
 - **Interrupts** are for the consumer: the processes ignore SIGINT. A message is sent by one system call, so that an
-  interrupt leaves it sent or not; where nobody can tell, it is sent again, and known by its number.
+  interrupt leaves it sent or not; where nobody can tell, it is sent again, and known by its number. So are *freed* and
+  what the consumer has taken, which go with the indices of the next batch where they can.
 """
 
 import functools
