@@ -345,6 +345,21 @@ class Large:
         return torch.full((1 << 20,), index, dtype=torch.uint8)
 
 
+def fork_with_interrupts() -> None:
+    """Write whether an interrupt comes through to this process, and to a fork of it."""
+    ways = [_is_interruptible()]
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_is_interruptible())
+    text = repr([*ways, bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))])
+    os.write(1, f"{text}\n".encode())
+
+
+def _is_interruptible() -> bool:
+    is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return not is_blocked and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 class Hog:
     """Samples of which one keeps the interpreter for hours, as C code may."""
 

@@ -526,6 +526,44 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert set(os.listdir("/dev/shm")) <= before
 
 
+def test_an_interrupt_is_not_for_a_process_that_has_just_been_forked(nursery: Nursery) -> None:
+    script = """
+    import os, signal, threading
+    from multiprocessing import forkserver
+    from abroad import Points
+    from aioload import DataLoader
+    loader = DataLoader(Points(40), 4, processes=2, num_workers=2)
+    list(loader)  # by now there is a server
+    server, pids = forkserver._forkserver._forkserver_pid, set()
+
+    def interrupt():
+        while len(pids) < 20:
+            for pid in open(f"/proc/{server}/task/{server}/children").read().split():
+                if pid not in pids:
+                    pids.add(pid)
+                    os.kill(int(pid), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    print(sum(len(list(loader)) for _ in range(10)))
+    thread.join()
+    """
+    assert nursery.run_quietly(script) == "100\n"
+
+
+def test_an_interrupt_comes_through_to_the_processes_of_others(nursery: Nursery) -> None:
+    script = """
+    import multiprocessing
+    from abroad import Points, fork_with_interrupts
+    from aioload import DataLoader
+    list(DataLoader(Points(40), 4, processes=2, num_workers=2))
+    process = multiprocessing.get_context("forkserver").Process(target=fork_with_interrupts)
+    process.start()
+    process.join()
+    """
+    assert nursery.run_quietly(script) == "[True, True]\n"
+
+
 def test_nothing_outlives_a_consumer_that_was_killed_while_a_process_keeps_its_interpreter(nursery: Nursery) -> None:
     ended = nursery.run("""
     import multiprocessing, os, signal, time

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from multiprocessing import process, spawn
+from multiprocessing import process, spawn, util
 
 from aioload.engine.server import MAIN_VARIABLE
 
@@ -25,7 +25,27 @@ def _become_template() -> None:
     gc.freeze()  # else a collection in a process would touch, and so copy, all that it shares with the server
     while signal.sigtimedwait({signal.SIGINT}, 0) is not None:  # blocked so far; it was for the consumer's process
         pass
+    _have_interrupts_wait()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _have_interrupts_wait() -> None:
+    """Have a process that is forked off this one begin with SIGINT blocked, until it is what it is to be.
+
+    A terminal sends Ctrl-C to all processes: one that is to ignore it must not die of it before it could say so.
+    """
+    server = os.getpid()
+
+    def block() -> None:
+        if os.getppid() == server:  # else such a process has forked another one
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    def unblock(_: object) -> None:
+        if os.getppid() == server:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    os.register_at_fork(after_in_child=block)
+    util.register_after_fork(block, unblock)  # called when what it is has been unpickled
 
 
 def _import_main(told: str) -> None:
