@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aioload.engine import pools
+from aioload.engine import pools, threads
 from aioload.engine.pools import Job, ThreadPool
 from aioload.stats import Ledger
 from aioload.testing import Gates
@@ -113,6 +113,29 @@ def test_a_thread_that_is_stuck_does_not_count_among_those_that_may_work(monkeyp
             assert done.wait(20)
         assert pool.limit == 2
         gates.open_all()
+
+
+def test_a_thread_that_is_about_to_begin_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pool_of(1, awake=1) as (pool, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(threads, "start", lambda _: None)  # it does not get the processor
+            pool.submit([job(int)], 1)
+        assert len(pool.workers) == 1
+        assert pool._num_hanging(time.perf_counter()) == 0
+
+
+def test_a_thread_that_is_being_woken_up_is_not_stuck() -> None:
+    with pool_of(1, awake=1) as (pool, _):
+        pool.submit([job(int)], 1)
+        while not pool.is_idle():
+            time.sleep(0.001)
+        (worker,) = pool.workers
+        waits_at, worker.park = worker.park, threading.Lock()
+        worker.park.acquire()
+        time.sleep(0.01)  # longer than one that works may be at a job
+        pool.submit([job(int)], 1)
+        assert pool._num_hanging(time.perf_counter()) == 0
+        waits_at.release()
 
 
 def test_a_job_that_breaks_its_promise_is_reported_and_the_thread_goes_on() -> None:

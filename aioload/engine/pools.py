@@ -39,8 +39,9 @@ among those awake: it waits for something else than the interpreter."""
 class Worker:
     """One thread of a pool: its number, its tally and the lock it parks on.
 
-    ``mark`` is the last reading of the clock, when the job or its last stage began; a job moves it on. ``num_units``
-    is the number of samples that the job is for, 1 unless it says otherwise; ``claimed`` is for the job's own use.
+    ``mark`` is the last reading of the clock, when the job or its last stage began, or the thread was to go to work; a
+    job moves it on. ``num_units`` is the number of samples that the job is for, 1 unless it says otherwise; ``claimed``
+    is for the job's own use.
     """
 
     __slots__ = ("_on_start", "_tokens", "attempt", "claimed", "mark", "num_units", "number", "park", "tally", "thread")
@@ -49,7 +50,7 @@ class Worker:
         self.number, self._on_start = -1, on_start
         self._tokens = [None]
         self.tally = Tally()  # the ledger's own while the thread lives
-        self.mark = 0.0
+        self.mark = time.perf_counter()
         self.num_units = 1
         self.attempt: Any = None  # the read it is at, where somebody watches
         self.claimed = 0
@@ -260,9 +261,11 @@ class ThreadPool:
 
     def _wake(self, wanted: int) -> None:
         while wanted > 0 and not self.closed and self._num_awake < self.limit:
+            now_s = time.perf_counter()
             try:  # not by pop(): where an interrupt came behind that call, the thread would sleep for ever
                 worker = self._idle[-1]
                 del self._idle[-1]
+                worker.mark = now_s  # it has not hung since its last job
             except IndexError:
                 if not self._start_another(None):
                     return
@@ -309,6 +312,7 @@ class ThreadPool:
         self._note_awake()
         # A job may have come, or the pool may have been closed, before we were on the list.
         if self.closed or (self._queue and self._num_awake < self.limit):
+            worker.mark = time.perf_counter()
             try:
                 self._idle.remove(worker)
             except ValueError:
