@@ -183,7 +183,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 WORKERS: dict[str, tuple[dict[str, Any], int]] = {  # and of how many places one is tried
     "no workers": ({"num_workers": 0}, 1),
     "threads": ({"num_workers": 1}, 3),
-    "persistent threads": ({"num_workers": 1, "persistent_workers": True}, 5),  # the next epoch is drawn ahead
+    "persistent threads": ({"num_workers": 1, "persistent_workers": True}, 11),  # the next epoch is drawn ahead
 }
 
 

@@ -89,7 +89,7 @@ class Run:
         self._open: dict[int, Batch] = {}
         # What a consumer has taken and not got yet, by its thread: where an interrupt comes, its next call goes on.
         self._in_hand: dict[int, Batch] = {}
-        self._num_released = 0  # what had been taken when the window was last moved on
+        self._has_moved = False  # the window, since those who wait for room have been told
         self._budget = budget
         self._window = Window(max_batches, budget, self._resubmit, call=crew.portal.call, is_wanted=is_wanted)
         self._submitted = 0
@@ -288,10 +288,8 @@ class Run:
             with self._lock:
                 return self._take_next()
         finally:
-            if (delivered := self._window.delivered) != self._num_released:  # also where there was no data for a batch
-                self._budget.changed()
-                self._window.release()
-                self._num_released = delivered
+            if self._has_moved:  # also where there was no data for a batch
+                self._tell_who_waits()
             if self._remote is not None:
                 self._remote.flush()
             self._delivery.resume()
@@ -345,11 +343,21 @@ class Run:
             batch.lend()
         batch.claim.close()
         self._open.pop(batch.number, None)
-        self._window.oldest = min(self._open, default=self._submitted)
+        self._window.oldest, self._has_moved = min(self._open, default=self._submitted), True
         self._handoff.pop(batch)
         self._rhythm.feed()
         if batch.failed:
             self._note_losses(batch)
+
+    def _tell_who_waits(self) -> None:
+        """Have what waits for room go on. Whoever moves the window on meanwhile tells again."""
+        self._has_moved = False
+        try:
+            self._budget.changed()
+            self._window.release()
+        except BaseException:  # an interrupt: the next call tells
+            self._has_moved = True
+            raise
 
     def _note_losses(self, batch: Batch) -> None:
         records, again = batch.losses(), batch.num_lost > 0
