@@ -410,7 +410,7 @@ class Gang:
 
     def _count(self, member: Member, done: Done) -> None:
         for segment in done.dropped:
-            member.slots.pop(segment, None)
+            member.forget(segment)
         totals = done.totals
         if totals is None:
             return

@@ -152,6 +152,11 @@ class Member:
         """Send it a message; if it has died, that is found out elsewhere."""
         send(self.channel, message, file)
 
+    def forget(self, segment: int) -> None:
+        """Let one of its segments go, which is gone there."""
+        self.slots.pop(segment, None)
+        self._num_arrivals.pop(segment, None)
+
     def slot(self, segment: int, file: int | None, ring: Ring) -> Slot:
         """Return the slot over one of its segments, which has just been filled."""
         if file is not None:
