@@ -198,6 +198,9 @@ class StagedFetcher:
             tally.bytes_read += num_bytes - num_bytes_before  # first: a batch that is done has been counted
             dispose(worker, batch, begun, pile, here)
             begun, pile, num_bytes_before = position + 1, [], num_bytes
+            if self._gate.is_narrow and begun < stop and is_held(self._gate, (again, batch, begun, stop)):
+                stop = begun
+                break
         if pile:
             tally.bytes_read += num_bytes - num_bytes_before
             dispose(worker, batch, begun, pile, here)
