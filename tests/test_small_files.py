@@ -182,53 +182,36 @@ def test_samples_that_come_to_wait_for_each_other_are_loaded_singly(batch_size: 
 
 
 class Counting:
-    """Reads, and counts what has been read and not been decoded; decodes none from a number on until it may."""
+    """Reads, and counts what has been read and not been decoded, where the first of each 24 takes time to decode."""
 
-    def __init__(self, held_from: int = NUM_FILES) -> None:
-        self.num_raw = self.most_raw = 0
-        self.held_from, self.may_go_on = held_from, threading.Event()
+    def __init__(self, pause_s: float) -> None:
+        self.pause_s = pause_s
+        self.num_wanted = NUM_FILES  # those of batches that are waited for; there may be more of them
+        self.raw: set[int] = set()
+        self.most_ahead = 0
 
     def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
-        self.num_raw += 1
-        self.most_raw = max(self.most_raw, self.num_raw)
+        self.raw.add(int(Path(location).name))
+        self.most_ahead = max(self.most_ahead, sum(index >= self.num_wanted for index in self.raw.copy()))
         return Path(location).read_bytes()
 
     def decode(self, data: bytes, index: int) -> int:
-        if index >= self.held_from:
-            self.may_go_on.wait()
-        self.num_raw -= 1
+        if index % 24 == 0:
+            time.sleep(self.pause_s)
+        self.raw.discard(index)
         return len(data)
 
 
-def counted(counting: Counting, folder: Path, worker_init_fn: Any) -> DataLoader[Any]:
-    """Return a loader of files of 4,000 bytes, of which five may be under way, on one thread or two."""
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+@wherever_decoded
+def test_few_are_read_ahead_where_bytes_are_scarce(worker_init_fn: Any, pause_s: float, tmp_path: Path) -> None:
     for number in range(NUM_FILES):
-        (folder / str(number)).write_bytes(bytes(4000))
-    dataset = FileDataset([str(folder / str(number)) for number in range(NUM_FILES)], counting.decode)
+        (tmp_path / str(number)).write_bytes(bytes(4000))
+    counting = Counting(pause_s)
+    dataset = FileDataset([str(tmp_path / str(number)) for number in range(NUM_FILES)], counting.decode)
     arguments: dict[str, Any] = {"num_workers": 1, "num_concurrent_reads": 1, "reader": counting}
-    return DataLoader(dataset, 24, prefetch_bytes=20_000, worker_init_fn=worker_init_fn, **arguments)
-
-
-@wherever_decoded
-def test_few_are_under_way_where_bytes_are_scarce(worker_init_fn: Any, tmp_path: Path) -> None:
-    counting = Counting()
-    loader = counted(counting, tmp_path, worker_init_fn)
-    for _ in range(2):
-        assert [batch.tolist() for batch in loader] == [[4000] * 24] * 20
-    num_waited_for = 1 if worker_init_fn is None else 24  # the batch that is waited for goes on in any case
-    assert counting.most_raw <= 20_000 / 4000 + num_waited_for
-
-
-@wherever_decoded
-def test_few_are_read_ahead_of_a_decode_that_takes_long(worker_init_fn: Any, tmp_path: Path) -> None:
-    counting = Counting(held_from=240)
-    batches = iter(counted(counting, tmp_path, worker_init_fn))
-    for _ in range(9):
-        next(batches)
-    seen = 0
-    while counting.num_raw != seen or not seen:  # until reads have stopped: nobody waits for the eleventh batch yet
-        seen = counting.num_raw
-        time.sleep(0.1)
-    counting.may_go_on.set()
-    assert seen <= 20_000 / 4000
-    assert [batch.tolist() for batch in batches] == [[4000] * 24] * 11
+    batches = iter(DataLoader(dataset, 24, prefetch_bytes=20_000, worker_init_fn=worker_init_fn, **arguments))
+    for counting.num_wanted in range(2 * 24, NUM_FILES + 2 * 24, 24):  # as one is taken, the next one is waited for
+        assert next(batches).tolist() == [4000] * 24
+        time.sleep(2.5 * pause_s)
+    assert counting.most_ahead <= 20_000 / 4000
