@@ -183,13 +183,18 @@ def compare_first_batch(arguments: argparse.Namespace) -> list[Comparison]:
     paths = npy_files(arguments.data)
     ours = {"batch_size": BATCH_SIZE, "num_workers": 2}
     dataset = aioload.FileDataset(paths, decode_npy)
-    theirs = torch_first_batch(Files(paths, decode_npy, read_file), **ours)
-    rivals = [
-        Rival(name="aioload, processes=2", epoch=aioload_first_batch(dataset, processes=2, **ours), group="aioload"),
-        Rival(name="torch, 2 processes", epoch=theirs, group="torch"),
-    ]
-    title = f"first_batch: of {len(paths):,} npy files (goal 1)"
-    return [compare(title, rivals, num_rounds=arguments.rounds, unit="ms")]
+    files = Files(paths, decode_npy, read_file)
+    comparisons = []
+    for method in (None, "forkserver", "fork"):  # torch forks where nothing is said, and we have a server do it
+        common = {**ours, "multiprocessing_context": method}
+        first = aioload_first_batch(dataset, processes=2, **common)
+        rivals = [
+            Rival(name="aioload, processes=2", epoch=first, group="aioload"),
+            Rival(name="torch, 2 processes", epoch=torch_first_batch(files, **common), group="torch"),
+        ]
+        title = f"first_batch: of {len(paths):,} npy files, processes by {method or 'default'} (goal 1)"
+        comparisons.append(compare(title, rivals, num_rounds=arguments.rounds, unit="ms"))
+    return comparisons
 
 
 def compare_memory(arguments: argparse.Namespace) -> list[Comparison]:
