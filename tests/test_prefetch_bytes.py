@@ -1,7 +1,9 @@
 """``prefetch_bytes``: what is in flight stays within it and one sample, and nothing waits for ever because of it."""
 
 import itertools
+import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,52 @@ def test_the_batch_that_is_wanted_goes_on_though_others_hold_all_there_is(
             reader.gates.open(index)  # all behind it come to no end
             assert next(batches)[0, 0] == index
         assert next(batches, None) is None
+
+
+class SlowDisk:
+    """In place of ``os.pread``: takes a while, and counts the bytes that are being read."""
+
+    def __init__(self) -> None:
+        self.under_way = self.most_under_way = 0
+        self._read, self._lock = os.pread, threading.Lock()
+
+    def __call__(self, fd: int, size: int, offset: int) -> bytes:
+        with self._lock:
+            self.under_way += size
+            self.most_under_way = max(self.most_under_way, self.under_way)
+        time.sleep(0.003)
+        data = self._read(fd, size, offset)
+        with self._lock:
+            self.under_way -= size
+        return data
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 100])
+def test_small_files_that_are_being_read_are_few_where_the_bound_is(
+    batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, disk = Rows(tmp_path, [20 * KB] * 200), SlowDisk()
+    monkeypatch.setattr(os, "pread", disk)
+    loader = DataLoader(dataset, batch_size, num_workers=2, num_concurrent_reads=32, prefetch_bytes=200 * KB)
+    assert [row for batch in loader for row in batch[:, 0].tolist()] == list(range(200))
+    assert 40 * KB <= disk.most_under_way <= 200 * KB
+    batch_bytes = 4 * KB + 1000 * batch_size
+    assert loader.stats().peak_bytes_in_flight <= 200 * KB + 20 * KB + batch_bytes  # the one that is waited for
+
+
+@pytest.mark.parametrize("num_pages", [5, 20])
+def test_batches_of_less_than_a_page_count_as_one(num_pages: int, tmp_path: Path) -> None:
+    def decode(data: bytes, index: int) -> int:
+        if index % 10 == 3:
+            time.sleep(0.005)
+        return index
+
+    for index in range(300):
+        (tmp_path / str(index)).write_bytes(bytes(100))
+    dataset = FileDataset([tmp_path / str(index) for index in range(300)], decode)
+    loader = DataLoader(dataset, num_workers=8, prefetch_factor=4, prefetch_bytes=num_pages * 4096)
+    assert [batch.item() for batch in loader] == list(range(300))
+    assert loader.stats().peak_bytes_in_flight <= num_pages * 4096
 
 
 def test_a_batch_that_is_decoded_late_does_not_hold_up_those_before_it(tmp_path: Path) -> None:

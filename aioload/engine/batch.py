@@ -394,12 +394,12 @@ class Batch:
     def _open_slot(self, layout: Layout) -> None:
         num_bytes = layout.offsets(len(self.indices))[1]
         self.recipe.on_size(num_bytes)
-        row_bytes = num_bytes // max(1, len(self.indices))
-        self.claim.set_whole(num_bytes, row_bytes)  # before there is memory for it: spare memory makes room
+        num_rows = max(1, len(self.indices))
+        self.claim.set_whole(num_bytes, num_bytes // num_rows)  # before there is memory for it: spare memory makes room
         self.slot = self.recipe.ring.acquire(num_bytes)
         self._num_bytes = self.slot.arena.nbytes
         if self._num_bytes != num_bytes:
-            self.claim.set_whole(self._num_bytes, row_bytes)
+            self.claim.set_whole(self._num_bytes, self._num_bytes // num_rows)
         self.columns = layout.columns(self.slot.arena, len(self.indices))
 
     def _release_slot(self) -> None:

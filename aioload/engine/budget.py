@@ -22,6 +22,9 @@ ASSUMED_GROWTH = 4.0
 _LOOKS = 256
 """Whether the budget is full is seen when bytes in flight have changed by one part in this many of it."""
 
+_UNASKED_PART = 8
+"""All reads under way that have not asked bring no more than one part in this many of the budget."""
+
 _PARTS = 4096
 """Samples that are smaller than one part in this many of the budget are counted several at a time."""
 
@@ -29,6 +32,11 @@ _PARTS = 4096
 def small_bytes(max_bytes: int) -> int:
     """Return how many bytes may be in flight and not be counted yet, in each batch, raw and decoded each."""
     return min(UNASKED_BYTES, max_bytes // _PARTS)
+
+
+def unasked_bytes(max_bytes: int, num_reads: int) -> int:
+    """Return what each of so many reads may bring without asking, so that together they are few of ``max_bytes``."""
+    return min(UNASKED_BYTES, max_bytes // (_UNASKED_PART * max(1, num_reads)))
 
 
 def expected_bytes(raw: int, placed: int, loose: int, whole: int, *, growth: float, num_copies: int) -> int:
@@ -136,11 +144,16 @@ class Budget:
         return max(0, self.max_bytes - self.num_bytes)
 
     @property
+    def unasked_bytes(self) -> int:
+        """What a read that knows its size may bring without asking."""
+        return unasked_bytes(self.max_bytes, self._num_reads)
+
+    @property
     def assumed_bytes(self) -> int:
         """What a read is expected to bring that does not know its size beforehand."""
         if self._assumed is not None:
             return self._assumed
-        return max(UNASKED_BYTES + 1, min(ASSUMED_BYTES, self.max_bytes // 4))  # so that the first of all do ask
+        return max(self.unasked_bytes + 1, min(ASSUMED_BYTES, self.max_bytes // 4))  # so that the first of all do ask
 
     @property
     def batch_bytes_allowed(self) -> int:

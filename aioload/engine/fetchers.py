@@ -44,6 +44,11 @@ class Gate(Protocol):
         ...
 
     @property
+    def unasked_bytes(self) -> int:
+        """What a read that knows its size may bring without asking."""
+        ...
+
+    @property
     def assumed_bytes(self) -> int:
         """What a read is expected to bring that does not know its size beforehand."""
         ...

@@ -24,7 +24,7 @@ from aioload.layout import Layout
 from aioload.leaf import storage_of
 from aioload.readers import LocalReader, Reader, ReadPolicy, SchemeReader, is_async, num_bytes, read_file
 from aioload.readers.cached import CachedReads
-from aioload.readers.local import Admit
+from aioload.readers.local import UNASKED_BYTES, Admit
 from aioload.stats import Tally
 
 _BUFFER_BELOW_BYTES = 1 << 20
@@ -116,15 +116,19 @@ class Source:
         finally:
             HERE.set(before)
 
-    def asking(self, read_url: Callable[[Any, Admit], Any]) -> Callable[[Any, Admit], Any] | None:
+    def asking(self, read_url: Callable[[Any, Admit], Any], unasked_bytes: int) -> Callable[[Any, Admit], Any] | None:
         """Return what reads from a location and asks for the room, ``None`` if it cannot know the size of anything.
 
         Args:
             read_url: Reads what is no path. It has to ask by itself.
+            unasked_bytes: What is read of a file without asking.
         """
+        read_path: Callable[..., bytes] = read_file
+        if unasked_bytes < UNASKED_BYTES:
+            read_path = functools.partial(read_file, unasked_bytes=unasked_bytes)
         if self.read is read_file:
-            return read_file
-        return None if self._beside is None else self._beside(read_file, read_url)
+            return read_path
+        return None if self._beside is None else self._beside(read_path, read_url)
 
     def read_patiently(self, location: Any, pause: Callable[[float], bool]) -> Any:
         """Return what is at the ``location`` of a STAGED dataset, with a ``pause`` before each further try. Blocks."""

@@ -27,7 +27,7 @@ from aioload.engine.watch import Watch
 from aioload.engine.watched import WatchedReads
 from aioload.engine.window import NOBODY
 from aioload.errors import strip
-from aioload.readers.local import UNASKED_BYTES, Admit
+from aioload.readers.local import Admit
 from aioload.types import Location
 
 INLINE_BELOW_S = 70e-6
@@ -59,7 +59,8 @@ class StagedFetcher:
             again, fail = self._read_again, self._fail
             self._watched = WatchedReads(source.read, self._policy, reads, watch, again=again, fail=fail)
         self._size_of = source.size_of
-        asking = source.asking(self._read_url)
+        self._unasked_bytes = gate.unasked_bytes
+        asking = source.asking(self._read_url, self._unasked_bytes)
         if asking is None or self._watched is not None:  # of whose size nothing is known before
             asking, self._size_of = self._read_assumed, self._noted_size
         self._read_once = asking
@@ -294,7 +295,7 @@ class StagedFetcher:
 
     def _ask_assumed(self, admit: Admit) -> None:
         num_bytes = self._gate.assumed_bytes
-        if num_bytes > UNASKED_BYTES:
+        if num_bytes > self._unasked_bytes:
             admit(num_bytes)
 
     def _read_assumed(self, location: Any, admit: Admit) -> Any:

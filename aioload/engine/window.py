@@ -121,6 +121,11 @@ class Window:
         return min(horizon, self._first_refused() + 1)
 
     @property
+    def unasked_bytes(self) -> int:
+        """What a read that knows its size may bring without asking."""
+        return self._budget.unasked_bytes
+
+    @property
     def assumed_bytes(self) -> int:
         """What a read is expected to bring that does not know its size beforehand."""
         return self._budget.assumed_bytes

@@ -11,7 +11,7 @@ from aioload.readers.base import Range, checked_range
 from aioload.types import Location
 
 UNASKED_BYTES = 64 << 10
-"""A file that is larger is read only when whoever wants it has been asked once more."""
+"""A file that is larger is read only when whoever wants it has been asked once more, unless he says otherwise."""
 
 Admit: TypeAlias = Callable[[int], None]
 """Is asked whether so many bytes may be read now. If not, it raises what is for whoever asked for the file."""
@@ -50,7 +50,7 @@ class LocalReader:
             return read_range(fd, wanted)
 
 
-def read_file(path: Location, admit: Admit | None = None) -> bytes:
+def read_file(path: Location, admit: Admit | None = None, unasked_bytes: int = UNASKED_BYTES) -> bytes:
     """Read a whole file.
 
     A file that shrinks meanwhile gives what is left of it. Pipes and devices are read to their end, and so
@@ -59,7 +59,8 @@ def read_file(path: Location, admit: Admit | None = None) -> bytes:
 
     Args:
         path: The file's path.
-        admit: Called with the size before more than :data:`UNASKED_BYTES` are read; what it raises is raised.
+        admit: Called with the size before more than ``unasked_bytes`` are read; what it raises is raised.
+        unasked_bytes: What is read of a file without asking.
 
     Returns:
         The file's content, owned by the caller.
@@ -76,7 +77,7 @@ def read_file(path: Location, admit: Admit | None = None) -> bytes:
                 size = os.lseek(fd, 0, os.SEEK_END)
             except OSError:  # a pipe or a device; on tmpfs also a directory
                 size = 0
-            if size > UNASKED_BYTES and admit is not None:
+            if size > unasked_bytes and admit is not None:
                 admit(size)
             if 0 < size <= _READ_MAX:  # ext4 reports 2**63 - 1 for a directory
                 data = os.pread(fd, size, 0)
