@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aioload.engine.budget import Budget, small_bytes
+from aioload.readers.local import UNASKED_BYTES
 
 NOBODY = 1 << 62
 """The number of no batch."""
@@ -236,7 +237,7 @@ class Window:
         is_privileged = number < self.oldest + self._num_privileged
         num_older = 0 if is_privileged else sum(each < number for each in list(self.opening.values()))
         fits = self._budget.fits(num_bytes, num_older, is_placed=claim.is_placed)
-        must_go_on = is_privileged and claim.num_raw == 0
+        must_go_on = is_privileged and (claim.num_raw == 0 or num_bytes <= UNASKED_BYTES)
         if fits or must_go_on:
             claim.take_raw(num_bytes)
         return fits or must_go_on
