@@ -214,6 +214,16 @@ def test_small_files_that_are_being_read_are_few_where_the_bound_is(
     assert loader.stats().peak_bytes_in_flight <= bound + 4 * KB + 1000 * batch_size
 
 
+def test_small_files_of_a_batch_that_is_waited_for_are_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, disk = Rows(tmp_path, [20 * KB] * 200), SlowDisk()
+    monkeypatch.setattr(os, "pread", disk)
+    loader = DataLoader(dataset, 50, num_workers=2, num_concurrent_reads=32, prefetch_bytes=20 * KB)
+    assert [row for batch in loader for row in batch[:, 0].tolist()] == list(range(200))
+    assert disk.most_under_way >= 80 * KB  # one at a time takes many times as long
+
+
 @pytest.mark.parametrize("num_pages", [5, 20])
 def test_batches_of_less_than_a_page_count_as_one(num_pages: int, tmp_path: Path) -> None:
     def decode(data: bytes, index: int) -> int:
