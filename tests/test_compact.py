@@ -1,6 +1,8 @@
 """Long lists of a dataset reach engine processes as arrays, which have the same items."""
 
+import contextlib
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +50,43 @@ def assert_reads_as(got: Any, expected: list[Any]) -> None:
         hash(got)
 
 
+@contextlib.contextmanager
+def limits(least: int, least_shared: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:  # within an example: a fixture would be there once for all
+        patch.setattr(compact, "_LEAST", least)
+        patch.setattr(compact, "_LEAST_SHARED", least_shared)
+        yield
+
+
+@pytest.mark.parametrize("least_shared", [1, 10, 1000])  # never a list again, some of them, or all after an eighth
 @given(TEXTS)
-def test_texts_read_as_the_list_did(texts: list[str]) -> None:
-    got = Texts.of(texts)
-    assert_reads_as(got, texts)
-    assert_reads_as(pickle.loads(pickle.dumps(got)), texts)
+def test_texts_read_as_the_list_did(least_shared: int, texts: list[str]) -> None:
+    with limits(1, least_shared):
+        got = Texts.of(texts)
+        assert_reads_as(got, texts)
+        assert_reads_as(pickle.loads(pickle.dumps(got)), texts)
 
 
+@pytest.mark.parametrize("least_shared", [1, 10, 1000])
 @given(TEXTS, st.randoms())
-def test_texts_with_numbers_read_as_the_list_did(texts: list[str], random: Any) -> None:
+def test_texts_with_numbers_read_as_the_list_did(least_shared: int, texts: list[str], random: Any) -> None:
     pairs = [(text, random.randrange(-(1 << 63) + 1, 1 << 63)) for text in texts]
-    before, compact._LEAST = compact._LEAST, 1
-    try:
+    with limits(1, least_shared):
         got = compact_of(pairs)
-    finally:
-        compact._LEAST = before
-    assert type(got) is Labelled
-    assert_reads_as(got, pairs)
-    assert_reads_as(pickle.loads(pickle.dumps(got)), pairs)
+        assert type(got) is Labelled
+        assert_reads_as(got, pairs)
+        assert_reads_as(pickle.loads(pickle.dumps(got)), pairs)
+
+
+def test_items_are_made_when_they_are_asked_for_until_it_pays_to_make_all_of_them() -> None:
+    texts = [f"text {number}" for number in range(80)]
+    short, long = Texts.of(texts), Texts.of(texts * 1250)
+    assert [short[3] is short[3] for _ in range(5)] == [False] * 5  # ten items
+    assert short[3] is short[3]
+    assert list(short) == texts
+    for index in range(50_000):
+        long[index]
+    assert long[3] is not long[3]
 
 
 @pytest.mark.usefixtures("short_is_long")
@@ -92,8 +113,8 @@ def test_other_lists_stay_as_they_are(items: Any) -> None:
 
 
 def test_short_lists_stay_lists() -> None:
-    assert compact_of(["text"] * 99_999) is None
-    assert type(compact_of(["text"] * 100_000)) is Texts
+    assert compact_of(["text"] * 9_999) is None
+    assert type(compact_of(["text"] * 10_000)) is Texts
 
 
 def decode(data: bytes, index: Any) -> bytes:
