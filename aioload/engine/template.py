@@ -12,6 +12,7 @@ import sys
 import threading
 from multiprocessing import process, spawn, util
 
+from aioload.engine.pages import use_large_pages
 from aioload.engine.server import MAIN_VARIABLE
 
 
@@ -22,6 +23,7 @@ def _become_template() -> None:
     if told:
         _import_main(told)
     gc.collect()
+    use_large_pages()
     gc.freeze()  # else a collection in a process would touch, and so copy, all that it shares with the server
     while signal.sigtimedwait({signal.SIGINT}, 0) is not None:  # blocked so far; it was for the consumer's process
         pass
