@@ -62,7 +62,7 @@ class Buffers:
 
 def buffers_in(file: int) -> Iterator[memoryview]:
     """Yield the buffers that were written to a file, which is closed; the mapping lives as long as any of them."""
-    memory = map_own(file).numpy().data
+    memory = map_own(file)
     end = len(memory) - _WORD
     (count,) = memory[end:].cast("Q")
     start = 0

@@ -5,6 +5,7 @@ import errno
 import io
 import itertools
 import os
+import select
 import socket
 import struct
 import weakref
@@ -90,14 +91,21 @@ class Channel:
                 return
         self._socket.sendmsg(buffers, files)
 
-    def receive(self, *, wait: bool = True) -> tuple[bytes, int | None] | None:
+    def receive(self, *, wait: bool | float = True) -> tuple[bytes, int | None] | None:
         """Return the next message and the file that came with it, which is the caller's; ``None`` at the end.
 
+        Args:
+            wait: Whether to wait for it, or how many seconds.
+
         Raises:
-            BlockingIOError: There is none now, and we are not to ``wait``.
+            BlockingIOError: There is none, and we have waited as long as we are to.
             OSError: This process has too many files open for the one that came.
         """
-        asked = _CLOSED_BY_EXEC if wait else _CLOSED_BY_EXEC | _NOW
+        asked = _CLOSED_BY_EXEC if wait is True else _CLOSED_BY_EXEC | _NOW
+        if wait is not True and wait > 0:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(wait * 1000)
         while True:
             try:
                 packet, files, flags, _ = self._socket.recvmsg(_HEAD.size + PART_BYTES, _ancillary_bytes, asked)

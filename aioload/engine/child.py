@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from aioload.cache import Cache
 from aioload.context import PassContext
 from aioload.engine import abroad
@@ -39,6 +37,7 @@ from aioload.engine.messages import (
 )
 from aioload.engine.pace import Pace
 from aioload.engine.packing import Packed
+from aioload.engine.pools import STUCK_AFTER_S
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import Regulator
 from aioload.engine.segments import Segments
@@ -64,6 +63,7 @@ class Child:
     Args:
         channel: To the loader.
         part: What it is to do.
+        kind: The kind of dataset.
         dataset: The dataset, and so on.
         settings: What the loader's arguments come to, ``max_bytes`` being this process's part.
         is_page_locked: Whether the loader page-locks the memory of slots.
@@ -74,6 +74,7 @@ class Child:
         channel: Channel,
         part: Part,
         *,
+        kind: Kind,
         dataset: Any,
         reader: Reader | None,
         cache: Cache | None,
@@ -83,7 +84,7 @@ class Child:
         is_page_locked: bool,
     ) -> None:
         self._channel, self._part, self._settings = channel, part, settings
-        self._dataset, self._reader, self._cache, self._seed = dataset, reader, cache, seed
+        self._kind, self._dataset, self._reader, self._cache, self._seed = kind, dataset, reader, cache, seed
         self._worker_init_fn, self._default_reader = worker_init_fn, SchemeReader()
         # As for page-locked memory in one process, few sizes: to lock a new one takes milliseconds.
         self._segments = Segments(piece_bytes if is_page_locked else None)
@@ -105,6 +106,7 @@ class Child:
         )
         self._crew: Crew | None = None
         self._marks: Marks | None = None
+        self._looks_at_s: float | None = None
         self._told_s = 0.0  # when the loader was told of what has been done
         self._shares: dict[int, Share] = {}
         self._layouts: weakref.WeakKeyDictionary[Layout, bytes] = weakref.WeakKeyDictionary()
@@ -119,8 +121,8 @@ class Child:
             if share is not None:
                 assert self._marks is not None
                 share.load(message.number, message.indices, self._marks.memory[span.start : span.stop])
-                if message.number == 0 and self._crew is not None:
-                    self._crew.begin()
+                if message.number == 0:
+                    self._looks_at_s = time.monotonic() + STUCK_AFTER_S
         elif isinstance(message, Hello):
             self._marks = Marks(file)
         elif isinstance(message, Notes):
@@ -132,6 +134,20 @@ class Child:
             if share is not None:
                 share.close()
         elif isinstance(message, Widen) and self._crew is not None:
+            self._crew.widen_if_stuck()
+
+    @property
+    def patience(self) -> bool | float:
+        """Whether to wait for a message, whenever it may come, or how many seconds before :meth:`look`."""
+        return True if self._looks_at_s is None else max(0.0, self._looks_at_s - time.monotonic())
+
+    def look(self) -> None:
+        """See to it that a first read that takes long does not keep others waiting, as a crew's loop would.
+
+        To start that takes a millisecond, in which no batch comes.
+        """
+        self._looks_at_s = None
+        if self._crew is not None:
             self._crew.widen_if_stuck()
 
     def close(self, timeout_s: float) -> None:
@@ -168,7 +184,7 @@ class Child:
             process=part.process,
         )
         items = None
-        if isinstance(self._dataset, IterableDataset):
+        if self._kind is Kind.ITERABLE:
             items = self._items(context, begin)
         source = Source(
             context,
@@ -180,6 +196,7 @@ class Child:
             cache=self._cache,
             tally=self._tally,
             items=items,
+            kind=self._kind,
         )
         if self._crew is None:
             seed_process(begin.base_seed + part.first_worker)

@@ -63,6 +63,7 @@ def gang_for(plan: Plan, kind: Kind, *, ring: Ring, portal: Portal, ledger: Ledg
     settings = replace(plan.settings, max_bytes=max(1, plan.settings.max_bytes // num_processes))
 
     contents: dict[str, Any] = {
+        "kind": kind,
         "dataset": plan.dataset,
         "reader": plan.reader,
         "cache": plan.cache,

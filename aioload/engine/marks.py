@@ -35,7 +35,7 @@ class Marks:
             if file is None:
                 self.file = new_file(_NUM_BYTES)
                 file = os.dup(self.file)
-            self.memory = map_file(file).numpy().data
+            self.memory = map_file(file)
         except BaseException:
             self.close()
             raise

@@ -82,7 +82,7 @@ class Parcel:
         """Fill it with the contents of files, which are closed. In the process that got it."""
         try:
             buffers = () if beside is None else buffers_in(beside)
-            self.contents = pickle.loads(map_file(file).numpy().data, buffers=buffers)
+            self.contents = pickle.loads(map_file(file), buffers=buffers)
         except BaseException as exc:
             self.error = exc
 

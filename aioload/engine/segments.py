@@ -16,11 +16,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from aioload.engine.shortage import explained
 
 _FAILED = ctypes.c_void_p(-1).value
+
+_MAPPED_AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)
+"""The pages are there already: to map each when a row is first written to it takes a microsecond for every 4 KB."""
 
 
 class Segments:
@@ -53,7 +57,7 @@ class Segments:
             num_bytes = self._size_of(num_bytes)
         file = new_file(num_bytes)
         try:
-            mapping, _ = _mapped(file, num_bytes)
+            mapping, _ = _mapped(file, num_bytes, mmap.MAP_SHARED | _MAPPED_AT_ONCE)
         except BaseException:
             os.close(file)
             raise
@@ -107,21 +111,25 @@ class Mapping:
         self._ahead.append(function)
 
 
-def map_file(file: int) -> torch.Tensor:
-    """Return the memory that is another process's segment, by its file, which is closed."""
-    return Mapping(file).memory
+def map_file(file: int) -> memoryview:
+    """Return the memory that a file is, which is closed: other processes that map it see what is written there."""
+    return _view_of(file, mmap.MAP_SHARED)
 
 
-def map_own(file: int) -> torch.Tensor:
-    """Return the memory that a file is, uint8, to which only this process writes; the file is closed.
+def map_own(file: int) -> memoryview:
+    """Return the memory that a file is, to which only this process writes; the file is closed.
 
     Pages are those of all who map it, until they are written to.
     """
+    return _view_of(file, mmap.MAP_PRIVATE)
+
+
+def _view_of(file: int, flags: int) -> memoryview:
     try:
-        mapping, _ = _mapped(file, os.fstat(file).st_size, mmap.MAP_PRIVATE)
-        return torch.frombuffer(mapping, dtype=torch.uint8)
+        mapping, _ = _mapped(file, os.fstat(file).st_size, flags)
     finally:
         os.close(file)
+    return np.frombuffer(mapping, np.uint8).data  # which can be cast: that of a ctypes array cannot
 
 
 def _mapped(file: int, num_bytes: int, flags: int = mmap.MAP_SHARED) -> tuple[Any, list[Callable[[], bool]]]:

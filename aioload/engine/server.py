@@ -142,9 +142,11 @@ def interrupts_blocked() -> Iterator[None]:
 
 def check_room() -> None:
     """Raise OSError if too few files may be opened to start a process: multiprocessing would leave some open then."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(_NUM_FILES):
-            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+    files: list[int] = []
+    try:
+        files.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_NUM_FILES))
+    finally:
+        _close(*files)
 
 
 def _close(*files: int) -> None:
