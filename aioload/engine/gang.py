@@ -21,8 +21,9 @@ it does nothing::
   the memory of the slots (:mod:`~aioload.engine.segments`). What has no layout is pickled, and its arrays and tensors
   lie in such a slot (:mod:`~aioload.engine.packing`).
 - **The beginning.** Processes are asked for first, all at once, and come to be while the dataset is pickled
-  (:mod:`~aioload.engine.roster`); they are given it, and the first indices, by their sockets. Of a server that may
-  still be importing, they are asked for by the gang's thread, so that ``iter()`` waits for nothing but the pickling.
+  (:mod:`~aioload.engine.roster`); they are given it, and the first indices, by their sockets. What they have in common
+  lies in few large pages (:mod:`~aioload.engine.pages`), so that a fork is quick. Of a server that may still be
+  importing, they are asked for by the gang's thread, so that ``iter()`` waits for nothing but the pickling.
 - **Who takes it in.** The thread ``aioload-gang``, while somebody waits for a batch, or came back at once for the
   latest, or where batches go to a device (:mod:`~aioload.engine.intake`); else messages lie in the sockets, and the
   training step keeps the interpreter to itself. Once awake, it takes in all that has come, so that the next batches are
