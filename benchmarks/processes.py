@@ -44,20 +44,24 @@ STEP_S, PAUSE_S = 2e-3, 1e-3
 NUM_BESIDE = 16
 NUM_LARGE, LARGE_BYTES, LARGE_BATCH = 200, 10_000_000, 4
 NUM_SLOW = 2000
+IMAGE_SHAPE = 3, 224, 224
 NUM_PATHS = 1_000_000
 
 
 class Transformed(torch.utils.data.Dataset[Any]):
-    """Samples that take a millisecond of Python."""
+    """Samples that take a millisecond of Python: their numbers, or images of a kind."""
+
+    def __init__(self, dtype: Any = None) -> None:
+        self.dtype = dtype
 
     def __len__(self) -> int:
         return NUM_SLOW
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: int) -> Any:
         ends = time.thread_time() + 1e-3
         while time.thread_time() < ends:
             pass
-        return index
+        return index if self.dtype is None else np.full(IMAGE_SHAPE, index % 256, self.dtype)
 
 
 class Large(torch.utils.data.Dataset[Any]):
@@ -146,9 +150,12 @@ def _compare_npy(arguments: argparse.Namespace, batch_size: int) -> Comparison:
 
 
 def compare_transform(arguments: argparse.Namespace) -> list[Comparison]:
-    """A transform of a millisecond that keeps the interpreter."""
-    title = f"transform: {NUM_SLOW:,} samples of 1 ms of Python, batches of {BATCH_SIZE} (goal 1.1)"
-    return [_against_two(title, Transformed(), BATCH_SIZE, arguments.rounds)]
+    """A transform of a millisecond that keeps the interpreter, and gives next to nothing, or images."""
+    comparisons = []
+    for dtype, what in ((None, "a number"), (np.uint8, "an image of bytes"), (np.float32, "an image of floats")):
+        title = f"transform: {NUM_SLOW:,} samples of 1 ms of Python, {what} each, batches of {BATCH_SIZE} (goal 1.1)"
+        comparisons.append(_against_two(title, Transformed(dtype), BATCH_SIZE, arguments.rounds))
+    return comparisons
 
 
 def compare_large(arguments: argparse.Namespace) -> list[Comparison]:
