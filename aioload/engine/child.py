@@ -37,7 +37,7 @@ from aioload.engine.messages import (
 )
 from aioload.engine.pace import Pace
 from aioload.engine.packing import Packed
-from aioload.engine.pools import STUCK_AFTER_S
+from aioload.engine.pools import LAST_LOOK_S, STUCK_AFTER_S
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import Regulator
 from aioload.engine.segments import Segments
@@ -107,6 +107,7 @@ class Child:
         self._crew: Crew | None = None
         self._marks: Marks | None = None
         self._looks_at_s: float | None = None
+        self._look_pause_s = STUCK_AFTER_S
         self._told_s = 0.0  # when the loader was told of what has been done
         self._shares: dict[int, Share] = {}
         self._layouts: weakref.WeakKeyDictionary[Layout, bytes] = weakref.WeakKeyDictionary()
@@ -122,7 +123,7 @@ class Child:
                 assert self._marks is not None
                 share.load(message.number, message.indices, self._marks.memory[span.start : span.stop])
                 if message.number == 0:
-                    self._looks_at_s = time.monotonic() + STUCK_AFTER_S
+                    self._look_later(STUCK_AFTER_S)
         elif isinstance(message, Hello):
             self._marks = Marks(file)
         elif isinstance(message, Notes):
@@ -146,9 +147,13 @@ class Child:
 
         To start that takes a millisecond, in which no batch comes.
         """
-        self._looks_at_s = None
+        self._look_later(2 * self._look_pause_s)
         if self._crew is not None:
             self._crew.widen_if_stuck()
+
+    def _look_later(self, pause_s: float) -> None:
+        self._look_pause_s = pause_s
+        self._looks_at_s = time.monotonic() + pause_s if pause_s < LAST_LOOK_S else None
 
     def close(self, timeout_s: float) -> None:
         """End threads and passes; the process ends when this returns, whatever they do."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from aioload.engine import aside
 from aioload.engine.pace import Pace
-from aioload.engine.pools import STUCK_AFTER_S, ThreadPool
+from aioload.engine.pools import LAST_LOOK_S, STUCK_AFTER_S, ThreadPool
 from aioload.engine.portal import Portal
 from aioload.engine.regulator import Regulator
 from aioload.engine.source import Kind
@@ -231,8 +231,8 @@ class Crew:
             run.close()
 
     def begin(self) -> None:
-        """See to it, in a few milliseconds, that a first read that takes long does not keep others waiting."""
-        self._loop.call(self._watch_first_jobs)
+        """See to it, from a few milliseconds on, that a first read that takes long does not keep others waiting."""
+        self._loop.call(self._look_later, STUCK_AFTER_S)
 
     def widen_if_stuck(self) -> None:
         """Let every thread work where jobs wait and none gets done."""
@@ -249,8 +249,13 @@ class Crew:
             finally:
                 del error
 
-    def _watch_first_jobs(self) -> None:
-        asyncio.get_running_loop().call_later(STUCK_AFTER_S, self.widen_if_stuck)
+    def _look_later(self, after_s: float) -> None:
+        if after_s < LAST_LOOK_S and not self._closed:
+            asyncio.get_running_loop().call_later(after_s, self._look, after_s)
+
+    def _look(self, after_s: float) -> None:
+        self.widen_if_stuck()
+        self._look_later(2 * after_s)
 
     def close(self) -> None:
         """Let each thread end after the job it is on, and close all runs. Any thread, any time; never waits.

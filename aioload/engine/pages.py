@@ -18,7 +18,7 @@ _COLLAPSE = 25
 """``MADV_COLLAPSE``, of Linux 6.1, which :mod:`mmap` has no name for."""
 
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0\s+(?:\[heap\])?$")
+_REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0\s+(?:\[heap\]|\[anon:.*\])?$")
 
 
 def use_large_pages() -> None:

@@ -28,6 +28,10 @@ STUCK_AFTER_S = 0.003
 SURELY_STUCK_AFTER_S = 0.05
 """... unless one of them is computing, or would be if it had a processor, which goes on for less than this."""
 
+LAST_LOOK_S = 1.0
+"""Somebody looks after the first jobs from ``STUCK_AFTER_S`` on, at times that double, until this: on a busy machine a
+thread that is about to wait for its read seems to compute at first."""
+
 _PAUSE_S = 0.02
 """A thread that sleeps looks this often whether it should go on."""
 
