@@ -30,6 +30,7 @@ from benchmarks.rivals import (
     aioload_epoch,
     aioload_epoch_started,
     aioload_first_batch,
+    bare_processes_epoch,
     torch_epoch,
     torch_epoch_started,
     torch_first_batch,
@@ -142,6 +143,7 @@ def _compare_npy(arguments: argparse.Namespace, batch_size: int) -> Comparison:
         *_ours(aioload.FileDataset(paths, decode_npy), batch_size=batch_size),
         Rival(name="torch, no workers", epoch=torch_epoch(files, batch_size=batch_size), group="torch"),
     ]
+    rivals.append(_ceiling(files))
     for num_workers in (1, 2, 4):
         epoch = torch_epoch_started(files, batch_size=batch_size, num_workers=num_workers)
         rivals.append(Rival(name=f"torch, {num_workers} processes, started", epoch=epoch, group="torch"))
@@ -174,6 +176,10 @@ def _ours(dataset: Any, **arguments: Any) -> list[Rival]:
     ]
 
 
+def _ceiling(dataset: torch.utils.data.Dataset[Any]) -> Rival:
+    return Rival(name="2 bare processes", epoch=bare_processes_epoch(dataset, num_processes=2), group="the ceiling")
+
+
 def _against_two(title: str, dataset: Any, batch_size: int, num_rounds: int) -> Comparison:
     ours = {"batch_size": batch_size, "num_workers": 2}
     rivals = [
@@ -181,6 +187,7 @@ def _against_two(title: str, dataset: Any, batch_size: int, num_rounds: int) -> 
         Rival(name="aioload, in the process", epoch=aioload_epoch(dataset, **ours), group="in the process"),
         Rival(name="torch, 2 processes", epoch=torch_epoch(dataset, **ours), group="torch"),
         Rival(name="torch, 2 processes, started", epoch=torch_epoch_started(dataset, **ours), group="torch"),
+        _ceiling(dataset),
     ]
     return compare(title, rivals, num_rounds=num_rounds)
 

@@ -1,5 +1,6 @@
 """Rivals: ways of loading the same samples, each a function that loads one epoch by its own clock."""
 
+import multiprocessing
 import threading
 import time
 from collections import deque
@@ -116,6 +117,32 @@ def bare_threads_epoch(dataset: Files, *, num_threads: int) -> Epoch:
         for thread in threads:
             thread.join()
         return len(dataset), time.perf_counter() - start
+
+    return epoch
+
+
+def bare_processes_epoch(dataset: Dataset[Any], *, num_processes: int) -> Epoch:
+    """Clock processes, already there, that share out the indices and drop every sample: a ceiling, not a loader."""
+    context = multiprocessing.get_context("fork")
+
+    def take(number: int, barrier: Any) -> None:
+        barrier.wait()
+        for index in range(number, len(dataset), num_processes):  # type: ignore[arg-type]
+            dataset[index]
+        barrier.wait()
+
+    def epoch() -> tuple[int, float]:
+        barrier = context.Barrier(num_processes + 1)
+        processes = [context.Process(target=take, args=(number, barrier)) for number in range(num_processes)]
+        for process in processes:
+            process.start()
+        barrier.wait()
+        start = time.perf_counter()
+        barrier.wait()
+        seconds = time.perf_counter() - start
+        for process in processes:
+            process.join()
+        return len(dataset), seconds  # type: ignore[arg-type]
 
     return epoch
 
