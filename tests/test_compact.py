@@ -1,8 +1,10 @@
 """Long lists of a dataset reach engine processes as arrays, which have the same items."""
 
 import contextlib
+import operator
 import pickle
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,74 @@ def test_texts_with_numbers_read_as_the_list_did(least_shared: int, texts: list[
         assert type(got) is Labelled
         assert_reads_as(got, pairs)
         assert_reads_as(pickle.loads(pickle.dumps(got)), pairs)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "an item": lambda items: operator.setitem(items, 1, items[2]),
+    "a slice": lambda items: operator.setitem(items, slice(1, 3), [items[0]]),
+    "deleted": lambda items: operator.delitem(items, -1),
+    "deleted slice": lambda items: operator.delitem(items, slice(None, None, 2)),
+    "insert": lambda items: items.insert(2, items[0]),
+    "append": lambda items: items.append(items[0]),
+    "extend": lambda items: items.extend(items[:2]),
+    "in place +": lambda items: items.__iadd__(items[:2])[0],
+    "pop": lambda items: items.pop(),
+    "remove": lambda items: items.remove(items[1]),
+    "clear": lambda items: items.clear(),
+    "reverse": lambda items: items.reverse(),
+    "sort": lambda items: items.sort(key=repr, reverse=True),
+    "shuffle": lambda items: random.Random(0).shuffle(items),
+    "copy": lambda items: items.copy(),
+    "+": lambda items: items + items[:1],
+    "+ itself": lambda items: items + items,
+    "to a list": lambda items: items[:1] + items,
+    "*": lambda items: (items * 2, 2 * items),
+}
+
+
+@pytest.mark.parametrize("least_shared", [1, 1000])
+@pytest.mark.parametrize("has_labels", [False, True])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_they_change_as_the_list_does(change: Callable[[Any], Any], has_labels: bool, least_shared: int) -> None:
+    expected: list[Any] = [f"text {number * 7 % 10}" for number in range(10)]
+    if has_labels:
+        expected = [(text, number) for number, text in enumerate(expected)]
+    with limits(1, least_shared):
+        got = compact_of(expected)
+        assert type(got) is (Labelled if has_labels else Texts)
+        assert change(got) == change(expected)
+    assert len(got) == len(expected)
+    assert list(got) == expected
+    assert got == expected
+    assert pickle.loads(pickle.dumps(got)) == expected
+
+
+class Reordered(FileDataset[bytes]):
+    """One that changes its paths with each epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        random.Random(epoch).shuffle(self.paths)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("short_is_long")
+def test_a_dataset_may_change_its_paths_in_a_process(tmp_path: Path) -> None:
+    paths = []
+    for number in range(20):
+        (tmp_path / f"{number}").write_bytes(bytes([number]))
+        paths.append(str(tmp_path / f"{number}"))
+
+    def epochs(processes: int) -> list[Any]:
+        arguments: dict[str, Any] = {"num_workers": 2, "processes": processes, "persistent_workers": True}
+        with DataLoader(Reordered(paths.copy(), decode), 4, **arguments) as loader:
+            batches = []
+            for epoch in range(3):
+                loader.set_epoch(epoch)
+                batches.append(list(loader))
+        return batches
+
+    got = epochs(2)
+    assert got == epochs(0)
+    assert got[0] != got[1]
 
 
 def test_items_are_made_when_they_are_asked_for_until_it_pays_to_make_all_of_them() -> None:

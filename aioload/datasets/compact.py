@@ -4,12 +4,13 @@ A million paths are as many objects: 120 MB, twice that with class indices, in e
 where each ends they are 70 MB, once for all. An item is made when it is asked for, which takes about a microsecond.
 
 Shorter lists save little memory, but time: a process that has to make 20,000 objects before it reads begins 5 ms
-later. They travel in the same way, and are made as a whole when so many items have been asked for that it pays.
+later. They travel in the same way, and are made as a whole when so many items have been asked for that it pays. So are
+all where code of the user's writes to them.
 """
 
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -29,35 +30,41 @@ _PART_ASKED = 8
 
 _CODEC = "utf-8", "surrogatepass"  # the names of files may be no text that UTF-8 knows
 
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
-class _Compact(Sequence[T_co], Generic[T_co]):
-    """What a list is to those who only read it."""
+class _Compact(MutableSequence[T], Generic[T]):
+    """What a list is to those who read it, and, at the price of one, to those who write to it."""
 
     __slots__ = ("_items", "_num_left", "_size")
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._items: list[T_co] | None = None
+        self._items: list[T] | None = None
         self._num_left = size // _PART_ASKED if size < _LEAST_SHARED else None
         """How many are asked for before they are all made, ``None`` for no end."""
 
     def __len__(self) -> int:
         """Return how many items there are."""
-        return self._size
+        items = self._items
+        return self._size if items is None else len(items)
 
-    def _item(self, index: int) -> T_co:
+    def _item(self, index: int) -> T:
         raise NotImplementedError
 
-    def _all(self) -> list[T_co]:
+    def _all(self) -> list[T]:
         raise NotImplementedError
 
+    def _list(self) -> list[T]:
+        if self._items is None:
+            self._items = self._all()
+        return self._items
+
     @overload
-    def __getitem__(self, index: int) -> T_co: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> list[T_co]: ...
-    def __getitem__(self, index: int | slice) -> T_co | list[T_co]:
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
         """Return an item, or a list of some. Any thread."""
         items = self._items
         if items is not None:
@@ -65,8 +72,7 @@ class _Compact(Sequence[T_co], Generic[T_co]):
         if self._num_left is not None:  # threads may miscount: it need not be exact
             self._num_left -= 1
             if self._num_left < 0:
-                self._items = items = self._all()
-                return items[index]
+                return self._list()[index]
         size = self._size
         if type(index) is int and 0 <= index < size:
             return self._item(index)
@@ -88,6 +94,35 @@ class _Compact(Sequence[T_co], Generic[T_co]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} items>"
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._list()[index] = value
+
+    def __delitem__(self, index: int | slice) -> None:
+        del self._list()[index]
+
+    def insert(self, index: int, value: T) -> None:
+        """Put an item in front of another one."""
+        self._list().insert(index, value)
+
+    def sort(self, **arguments: Any) -> None:
+        """Sort the items, as a list does."""
+        self._list().sort(**arguments)
+
+    def copy(self) -> list[T]:
+        """Return a list of the items."""
+        return self._list().copy()
+
+    def __add__(self, other: Any) -> list[T]:
+        return self._list() + list(other) if isinstance(other, _Compact | list) else NotImplemented
+
+    def __radd__(self, other: Any) -> list[T]:
+        return [*other, *self._list()] if isinstance(other, list) else NotImplemented
+
+    def __mul__(self, times: int) -> list[T]:
+        return self._list() * times
+
+    __rmul__ = __mul__
 
 
 class Texts(_Compact[str]):
@@ -115,7 +150,7 @@ class Texts(_Compact[str]):
         return cls(np.frombuffer(whole.encode(*_CODEC), np.uint8), bounds)
 
     def __reduce__(self) -> Any:
-        return Texts, self._arrays
+        return (Texts, self._arrays) if self._items is None else (list, (self._items,))
 
     def _item(self, index: int) -> str:
         bounds = self._bounds
@@ -144,7 +179,7 @@ class Labelled(_Compact[tuple[str, int]]):
         self._labels = labels.data
 
     def __reduce__(self) -> Any:
-        return Labelled, (self._texts, self._array)
+        return (Labelled, (self._texts, self._array)) if self._items is None else (list, (self._items,))
 
     def _item(self, index: int) -> tuple[str, int]:
         return self._texts._item(index), self._labels[index]  # noqa: SLF001  # it is a part of this
