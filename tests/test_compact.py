@@ -120,6 +120,20 @@ def test_they_change_as_the_list_does(change: Callable[[Any], Any], has_labels: 
     assert pickle.loads(pickle.dumps(got)) == expected
 
 
+def test_what_one_thread_has_changed_no_other_undoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    got, made = Texts.of(["a", "b"]), Texts._all
+
+    def all_and_late(self: Texts) -> list[str]:
+        items = made(self)
+        monkeypatch.setattr(Texts, "_all", made)
+        self[0] = "changed"  # while the other one is making its list
+        return items
+
+    monkeypatch.setattr(Texts, "_all", all_and_late)
+    assert got[0] == "changed"
+    assert list(got) == ["changed", "b"]
+
+
 class Reordered(FileDataset[bytes]):
     """One that changes its paths with each epoch."""
 

@@ -36,18 +36,19 @@ T = TypeVar("T")
 class _Compact(MutableSequence[T], Generic[T]):
     """What a list is to those who read it, and, at the price of one, to those who write to it."""
 
-    __slots__ = ("_items", "_num_left", "_size")
+    __slots__ = ("_made", "_num_left", "_size")
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._items: list[T] | None = None
+        self._made: list[list[T]] = []
+        """The list, once it has been made. Threads may make several at once: the first counts, which may be changed."""
         self._num_left = size // _PART_ASKED if size < _LEAST_SHARED else None
         """How many are asked for before they are all made, ``None`` for no end."""
 
     def __len__(self) -> int:
         """Return how many items there are."""
-        items = self._items
-        return self._size if items is None else len(items)
+        made = self._made
+        return len(made[0]) if made else self._size
 
     def _item(self, index: int) -> T:
         raise NotImplementedError
@@ -56,9 +57,10 @@ class _Compact(MutableSequence[T], Generic[T]):
         raise NotImplementedError
 
     def _list(self) -> list[T]:
-        if self._items is None:
-            self._items = self._all()
-        return self._items
+        made = self._made
+        if not made:
+            made.append(self._all())
+        return made[0]
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -66,9 +68,9 @@ class _Compact(MutableSequence[T], Generic[T]):
     def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index: int | slice) -> T | list[T]:
         """Return an item, or a list of some. Any thread."""
-        items = self._items
-        if items is not None:
-            return items[index]
+        made = self._made
+        if made:
+            return made[0][index]
         if self._num_left is not None:  # threads may miscount: it need not be exact
             self._num_left -= 1
             if self._num_left < 0:
@@ -150,7 +152,7 @@ class Texts(_Compact[str]):
         return cls(np.frombuffer(whole.encode(*_CODEC), np.uint8), bounds)
 
     def __reduce__(self) -> Any:
-        return (Texts, self._arrays) if self._items is None else (list, (self._items,))
+        return (list, (self._list(),)) if self._made else (Texts, self._arrays)
 
     def _item(self, index: int) -> str:
         bounds = self._bounds
@@ -179,7 +181,7 @@ class Labelled(_Compact[tuple[str, int]]):
         self._labels = labels.data
 
     def __reduce__(self) -> Any:
-        return (Labelled, (self._texts, self._array)) if self._items is None else (list, (self._items,))
+        return (list, (self._list(),)) if self._made else (Labelled, (self._texts, self._array))
 
     def _item(self, index: int) -> tuple[str, int]:
         return self._texts._item(index), self._labels[index]  # noqa: SLF001  # it is a part of this
