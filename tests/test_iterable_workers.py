@@ -255,7 +255,7 @@ def test_a_slow_one_holds_up_nothing_without_order() -> None:
     with DataLoader(Waiting((1, 2)), num_workers=3, iterable_workers=2, in_order=False) as loader:
         batches = iter(loader)
         gates.wait_started(0)
-        assert [next(batches).tolist() for _ in range(2)] == [[100], [101]]
+        assert sorted(next(batches).tolist() for _ in range(2)) == [[100], [101]]  # on two threads: either may be first
         gates.open_all()
         assert of_iterator(batches) == [[0]]
 

@@ -271,6 +271,14 @@ def test_the_limit_stays_between_one_and_the_most(windows: list[limit.Window], m
         assert 1 <= limit.resumed(climb).limit <= most
 
 
+def test_a_move_down_is_not_taken_back_to_what_can_no_longer_be_had() -> None:
+    climb = limit.Climb(40, rival=limit.Level(129, 100.0), upward=False)
+    for number in range(limit.MAX_TESTS + 2):
+        window = limit.Window(1, 2.0, 2.0 * 40)  # all reads are under way, and the rate is far below that of the rival
+        climb = limit.step(climb, 64, window, float(number))
+        assert climb.limit <= 64
+
+
 def test_the_next_pass_goes_on_with_what_this_one_found() -> None:
     first = Regulator(MOST)
     simulate(past_a_knee(0, knee=48), first, 5)

@@ -190,6 +190,8 @@ def step(climb: Climb, maximum: int, window: Window, now_s: float) -> Climb:
     """
     if climb.limit > maximum:  # fewer threads can be had than thought
         return Climb(maximum, stride=SHORT_STRIDE, next_move_s=now_s)
+    if climb.rival is not None and climb.rival.limit > maximum:  # nor can what the move down was from
+        climb = replace(climb, rival=None)
     if window.concurrency < BUSY * climb.limit:
         return _relaxed(climb, window, now_s)
     here = climb.here
