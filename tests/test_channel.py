@@ -62,19 +62,24 @@ def test_the_end_comes_behind_what_was_sent(ends: tuple[Channel, Channel]) -> No
 
 def test_who_receives_waits_as_long_as_it_is_told(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
-    for wait in (False, 0.0, 0.2):
+    with pytest.raises(BlockingIOError):
+        other.receive(wait=False)
+    for timeout_s in (0.0, 0.2):
         began_s = time.monotonic()
-        with pytest.raises(BlockingIOError):
-            other.receive(wait=wait)
-        assert time.monotonic() - began_s >= wait
+        assert not other.wait(timeout_s)
+        assert time.monotonic() - began_s >= timeout_s
     one.send(b"there")
-    assert other.receive(wait=60.0) == (b"there", None)
+    assert other.wait(60.0)
+    assert other.wait(0.0)
+    assert other.receive(wait=False) == (b"there", None)
     sender = threading.Timer(0.1, one.send, [b"later"])
     sender.start()
-    assert other.receive(wait=60.0) == (b"later", None)
+    assert other.wait(None)
+    assert other.receive(wait=False) == (b"later", None)
     sender.join()
     one.shut()
-    assert other.receive(wait=60.0) is None
+    assert other.wait(60.0)
+    assert other.receive(wait=False) is None
 
 
 @pytest.mark.parametrize("has_memfd", [True, False])

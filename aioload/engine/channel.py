@@ -41,6 +41,8 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
         self._numbers = itertools.count()
         self._parts: dict[int, tuple[list[bytes], int | None]] = {}
         self._kept: io.FileIO | None = None
@@ -91,21 +93,21 @@ class Channel:
                 return
         self._socket.sendmsg(buffers, files)
 
-    def receive(self, *, wait: bool | float = True) -> tuple[bytes, int | None] | None:
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until there is something to receive, or ``timeout_s`` are over; return whether there is, or the end."""
+        return bool(self._poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def receive(self, *, wait: bool = True) -> tuple[bytes, int | None] | None:
         """Return the next message and the file that came with it, which is the caller's; ``None`` at the end.
 
         Args:
-            wait: Whether to wait for it, or how many seconds.
+            wait: Whether to wait for it.
 
         Raises:
-            BlockingIOError: There is none, and we have waited as long as we are to.
+            BlockingIOError: There is none, and we are not to wait.
             OSError: This process has too many files open for the one that came.
         """
-        asked = _CLOSED_BY_EXEC if wait is True else _CLOSED_BY_EXEC | _NOW
-        if wait is not True and wait > 0:
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            poll.poll(wait * 1000)
+        asked = _CLOSED_BY_EXEC if wait else _CLOSED_BY_EXEC | _NOW
         while True:
             try:
                 packet, files, flags, _ = self._socket.recvmsg(_HEAD.size + PART_BYTES, _ancillary_bytes, asked)

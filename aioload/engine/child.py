@@ -39,6 +39,7 @@ from aioload.engine.pace import Pace
 from aioload.engine.packing import Packed
 from aioload.engine.pools import LAST_LOOK_S, STUCK_AFTER_S
 from aioload.engine.portal import Portal
+from aioload.engine.reception import Reception
 from aioload.engine.regulator import Regulator
 from aioload.engine.segments import Segments
 from aioload.engine.settings import Part, Settings
@@ -108,13 +109,17 @@ class Child:
         self._marks: Marks | None = None
         self._looks_at_s: float | None = None
         self._look_pause_s = STUCK_AFTER_S
+        self._reception = Reception(channel, self._handle)
         self._told_s = 0.0  # when the loader was told of what has been done
         self._shares: dict[int, Share] = {}
         self._layouts: weakref.WeakKeyDictionary[Layout, bytes] = weakref.WeakKeyDictionary()
         answer_for_torch()
 
-    def handle(self, message: Any, file: int | None = None) -> None:
-        """Do what the loader asks for, with the file that came with the message."""
+    def serve(self) -> None:
+        """Do what the loader asks for until it is gone. In the main thread."""
+        self._reception.serve(self._patience, self._look)
+
+    def _handle(self, message: Any, file: int | None) -> None:
         if isinstance(message, Load):
             if message.notes is not None:
                 self._note(message.notes)
@@ -137,12 +142,10 @@ class Child:
         elif isinstance(message, Widen) and self._crew is not None:
             self._crew.widen_if_stuck()
 
-    @property
-    def patience(self) -> bool | float:
-        """Whether to wait for a message, whenever it may come, or how many seconds before :meth:`look`."""
-        return True if self._looks_at_s is None else max(0.0, self._looks_at_s - time.monotonic())
+    def _patience(self) -> float | None:
+        return None if self._looks_at_s is None else max(0.0, self._looks_at_s - time.monotonic())
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """See to it that a first read that takes long does not keep others waiting, as a crew's loop would.
 
         To start that takes a millisecond, in which no batch comes.
@@ -250,6 +253,7 @@ class Child:
             tally=self._tally,
             pace=self._pace,
             loop_at_once=False,
+            on_park=self._reception.listen,
         )
 
     def _break(self, exc: BaseException) -> None:
@@ -284,6 +288,8 @@ class Child:
         finally:
             if file is not None:
                 os.close(file)
+        assert self._crew is not None
+        self._reception.take_in(is_alone=self._crew.num_awake == 1)
 
     def _made_of(self, batch: Batch) -> InRows | InPieces | Failed | None:
         if batch.error is not None:

@@ -133,6 +133,7 @@ class Crew:
         tally: One that outlives the crew.
         pace: What the loader's reads have shown.
         loop_at_once: Whether the loop's thread is started before the first thread of the others.
+        on_park: Called by each thread that finds nothing to do, before it sleeps.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Crew:
         tally: Tally,
         pace: Pace,
         loop_at_once: bool = True,
+        on_park: Callable[[], None] | None = None,
     ) -> None:
         self._loop, self.portal = portal, Entrance(portal, opened=worker_init_fn is None)
         # A decode that runs on a read thread would run where worker_init_fn has not been called.
@@ -173,6 +175,7 @@ class Crew:
                 awake=1,
                 num_spare=num_spare,
                 regulator=self.regulator,
+                on_park=on_park,
                 on_crash=self._crash,
             )
         elif kind in (Kind.AWAITED, Kind.ASYNC):
@@ -185,6 +188,7 @@ class Crew:
             awake=num_workers,
             on_start=worker_init_fn,
             on_begun=None if worker_init_fn is None else self.portal.open,
+            on_park=on_park,
             on_crash=self._crash,
         )
         if self.reads is not None:
@@ -212,6 +216,11 @@ class Crew:
     def decode_limit(self) -> int:
         """Decode threads that may be awake at present."""
         return self.decode.limit
+
+    @property
+    def num_awake(self) -> int:
+        """Threads that have not found that there is nothing to do."""
+        return self.decode.num_awake + (0 if self.reads is None else self.reads.num_awake)
 
     @property
     def reads_limit(self) -> int:

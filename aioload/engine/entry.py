@@ -55,16 +55,7 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
     gc.freeze()  # what is there now stays: a collection would touch, and so copy, what is shared with who forked us
     child = Child(channel, part, **parcel.contents)
     try:
-        while True:
-            try:
-                came = channel.receive(wait=child.patience)
-            except BlockingIOError:
-                child.look()
-                continue
-            if came is None:
-                break
-            message, file = came
-            child.handle(received(message), file)
+        child.serve()
     except BaseException as exc:
         send(channel, Broken(abroad.pack_error(exc)))
         raise

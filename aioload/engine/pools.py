@@ -90,6 +90,7 @@ class ThreadPool:
         regulator: Bounds the threads that may be awake, below ``size``; ``None`` for no such bound.
         on_start: Called in each thread with its number before its first job.
         on_begun: Called once, by whichever thread is the last, when ``on_start`` has returned in all of them.
+        on_park: Called by each thread that finds nothing to do, before it sleeps.
         on_crash: Told of an exception from ``on_start``, or from a job that broke its promise.
     """
 
@@ -104,6 +105,7 @@ class ThreadPool:
         regulator: Regulator | None = None,
         on_start: Callable[[int], None] | None = None,
         on_begun: Callable[[], None] | None = None,
+        on_park: Callable[[], None] | None = None,
         on_crash: Callable[[BaseException, bool], None],
     ) -> None:
         self.name, self.size, self.num_spare, self._regulator = name, size, num_spare, regulator
@@ -126,11 +128,11 @@ class ThreadPool:
         self._num_aside = 0
         self._aside_lock = threading.Lock()
         self._on_start = on_start
-        self._on_begun = on_begun
+        self._on_begun, self._on_park = on_begun, on_park
         self._tokens = list(range(size))  # one per thread that has not begun
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{self._num_awake}/{self.limit} awake"
+        state = "closed" if self.closed else f"{self.num_awake}/{self.limit} awake"
         return f"<ThreadPool {self.name} of {self.size}, {state}, {len(self._queue)} jobs queued>"
 
     def start(self) -> None:
@@ -160,7 +162,8 @@ class ThreadPool:
         self._wake(num_jobs)
 
     @property
-    def _num_awake(self) -> int:
+    def num_awake(self) -> int:
+        """Threads that have not found that there is nothing to do, beside those that are set aside."""
         return len(self._workers) - self._num_aside - len(self._idle)
 
     @property
@@ -264,7 +267,7 @@ class ThreadPool:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wake(self, wanted: int) -> None:
-        while wanted > 0 and not self.closed and self._num_awake < self.limit:
+        while wanted > 0 and not self.closed and self.num_awake < self.limit:
             now_s = time.perf_counter()
             try:  # not by pop(): where an interrupt came behind that call, the thread would sleep for ever
                 worker = self._idle[-1]
@@ -315,7 +318,7 @@ class ThreadPool:
         self._idle.append(worker)
         self._note_awake()
         # A job may have come, or the pool may have been closed, before we were on the list.
-        if self.closed or (self._queue and self._num_awake < self.limit):
+        if self.closed or (self._queue and self.num_awake < self.limit):
             worker.mark = time.perf_counter()
             try:
                 self._idle.remove(worker)
@@ -323,6 +326,8 @@ class ThreadPool:
                 pass  # somebody is waking us up already
             else:
                 return
+        if self._on_park is not None:
+            self._on_park()
         HERE.set(None)  # a parked thread keeps nothing alive
         worker.park.acquire()
 
@@ -384,7 +389,7 @@ class ThreadPool:
         self._window_started = now_s
 
     def _note_awake(self) -> None:
-        self.is_calm = self.limit == 1 and self._num_awake <= 1
+        self.is_calm = self.limit == 1 and self.num_awake <= 1
 
     def _window(self, now_s: float) -> tuner.Window:
         num_jobs = self._num_jobs
@@ -405,7 +410,7 @@ class ThreadPool:
                 return
             self._usual_job_s = tuner.usual(self._usual_job_s, window.mean_job_s)
             num_hanging = self._num_hanging(now_s)
-            if self._num_awake > self.limit + num_hanging:
+            if self.num_awake > self.limit + num_hanging:
                 self._begin_window(now_s)  # those that are to park have yet to end their jobs: it says nothing
                 return
             if not self._has_regulated(window, now_s):
