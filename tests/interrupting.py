@@ -4,6 +4,7 @@ import dis
 import gc
 import os
 import sys
+from collections import Counter
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -19,16 +20,18 @@ class InterruptedAt:
     Args:
         number: Of the place, from 1.
         others: Modules of others that count as well.
+        most_visits: How often one and the same place counts, ``None`` for as often as one comes by.
 
     Attributes:
         num_places: Those that there have been so far.
     """
 
-    def __init__(self, number: int, *others: ModuleType) -> None:
+    def __init__(self, number: int, *others: ModuleType, most_visits: int | None = None) -> None:
         self.num_places, self._number = 0, number
         self._files = os.path.dirname(aioload.__file__), *(str(module.__file__) for module in others)
         self._latest: dict[FrameType, str] = {}
         self._codes: dict[CodeType, bytes] = {}
+        self._most_visits, self._visits = most_visits, Counter[tuple[CodeType, int]]()
 
     def __enter__(self) -> "InterruptedAt":
         self._before = sys.gettrace()
@@ -56,6 +59,11 @@ class InterruptedAt:
             before = self._latest[frame]
             self._latest[frame] = dis.opname[self._codes.setdefault(code, code.co_code)[frame.f_lasti]]
             if before == "RESUME" or before.startswith(("CALL", "JUMP_BACKWARD")):
+                if self._most_visits is not None:
+                    place = code, frame.f_lasti
+                    self._visits[place] += 1
+                    if self._visits[place] > self._most_visits:
+                        return self._trace
                 self.num_places += 1
                 if self.num_places == self._number:
                     raise KeyboardInterrupt

@@ -182,8 +182,8 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
 
 WORKERS: dict[str, tuple[dict[str, Any], int]] = {  # and of how many places one is tried
     "no workers": ({"num_workers": 0}, 1),
-    "threads": ({"num_workers": 1}, 3),
-    "persistent threads": ({"num_workers": 1, "persistent_workers": True}, 11),  # the next epoch is drawn ahead
+    "threads": ({"num_workers": 1}, 2),
+    "persistent threads": ({"num_workers": 1, "persistent_workers": True}, 5),  # the next epoch is drawn ahead
 }
 
 
@@ -199,7 +199,7 @@ def test_torchs_samplers_go_on_where_they_were(
         got = list[list[int]]()
         arguments = make()
         with DataLoader(range(12), 2, **workers, **arguments) as loader:
-            batches, interrupt = iter(loader), InterruptedAt(number, torch.utils.data.sampler)
+            batches, interrupt = iter(loader), InterruptedAt(number, torch.utils.data.sampler, most_visits=2)
 
             def go_on() -> None:
                 for batch in batches:
