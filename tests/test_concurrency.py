@@ -4,6 +4,7 @@ import itertools
 import os
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,23 @@ def test_as_many_are_in_flight_again_when_reads_turn_slow(tmp_path: Path) -> Non
             assert flat(of_iterator(batches)) == list(range(301, 400))
 
 
+@pytest.mark.parametrize("kind", [GatedFiles, GatedDataset])
+def test_samples_behind_one_that_turns_slow_are_loaded_beside_it(kind: Any, tmp_path: Path) -> None:
+    """Several quick samples go together to one thread; it does not keep those that others could be at."""
+    with GatedFiles(tmp_path, 320) if kind is GatedFiles else GatedDataset(320) as dataset:
+        dataset.gates.open(*range(300))
+        with DataLoader(dataset, 20, num_workers=4, num_concurrent_reads=16) as loader:
+            batches = iter(loader)
+            assert [next(batches).tolist() for _ in range(15)] == [list(range(n, n + 20)) for n in range(0, 300, 20)]
+            last = list[Any]()
+            waiting = threading.Thread(target=lambda: last.append(next(batches)))
+            waiting.start()
+            dataset.gates.wait_started(*range(300, 316 if kind is GatedFiles else 304))
+            dataset.gates.open_all()
+            waiting.join()
+            assert last[0].tolist() == list(range(300, 320))
+
+
 def test_a_read_that_hangs_while_the_consumer_waits_keeps_no_other_batch_waiting(tmp_path: Path) -> None:
     hanging = tmp_path / "hanging"
     os.mkfifo(hanging)  # whoever opens it waits for a writer
@@ -125,6 +143,61 @@ def test_a_tuner_that_changes_its_mind_at_each_job_loses_no_sample(
             batches = [batch.tolist() for batch in loader]
             assert sorted(batches) == [list(range(first, first + 40)) for first in range(0, 400, 40)]
             assert not in_order or batches == sorted(batches)
+
+
+class Numbers:
+    """Samples that take no time, but let others have the interpreter."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0)
+        return index
+
+
+@pytest.mark.parametrize("prefetch_bytes", [2000, None])
+@pytest.mark.parametrize("are_files", [True, False])
+def test_jobs_that_others_take_over_at_any_time_lose_no_sample(
+    are_files: bool, prefetch_bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few bytes, what is taken over is held back as well."""
+    monkeypatch.setattr(tuner, "MIN_WINDOW_S", 0.0)
+    monkeypatch.setattr(tuner, "MIN_WINDOW_JOBS", 1)
+    monkeypatch.setattr(tuner, "step", lambda *_: tuner.Tuning(1))
+    dataset: Any = Numbers(3000)
+    if are_files:
+        for index in range(3000):
+            (tmp_path / str(index)).write_text(str(index))
+        dataset = FileDataset([tmp_path / str(index) for index in range(3000)], lambda data, _: int(data))
+    num_taken_over, ended = 0, threading.Event()
+    with DataLoader(
+        dataset, 40, num_workers=4, num_concurrent_reads=4, prefetch_factor=4, prefetch_bytes=prefetch_bytes
+    ) as loader:
+        expected = [list(range(first, first + 40)) for first in range(0, 3000, 40)]
+        batches: Any = iter(loader)
+        crew: Any = batches._pass.run._crew
+
+        def look() -> None:
+            nonlocal num_taken_over
+            pool = crew.reads or crew.decode
+            while not ended.is_set():
+                shares = pool._shares(pool.workers)
+                pool._take_over(shares)
+                num_taken_over += len(shares)
+                time.sleep(0)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            assert of_iterator(batches) == expected
+        finally:
+            ended.set()
+            looking.join()
+    assert num_taken_over > 0
 
 
 def test_subsets_of_files_keep_their_reads_in_flight(tmp_path: Path) -> None:

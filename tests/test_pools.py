@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from aioload.engine import pools, threads
-from aioload.engine.pools import Job, ThreadPool
+from aioload.engine.fetchers import share_out
+from aioload.engine.pools import Job, ThreadPool, Worker
 from aioload.stats import Ledger
 from aioload.testing import Gates
 
@@ -115,13 +116,78 @@ def test_a_thread_that_is_stuck_does_not_count_among_those_that_may_work(monkeyp
         gates.open_all()
 
 
+def visit(worker: Worker, gates: Any, start: int, stop: int) -> None:
+    """Come to some gates, one after the other, unless another thread takes the later ones over."""
+    rest = share_out(worker, visit, gates, start, stop)
+    for position in iter(rest.pop, None):
+        gates.pass_through(position)
+
+
+@pytest.mark.parametrize("others_work", [False, True])
+def test_what_is_left_of_a_job_that_is_stuck_is_taken_over(others_work: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    gates = Gates()
+    gates.open(*range(1, 5))
+    with pool_of(2, awake=2) as (pool, _):
+        pool.submit([(visit, gates, 0, 5)], 1)
+        gates.wait_started(0)
+        deadline = time.monotonic() + 60
+        while len(gates.finished) < 4:
+            assert time.monotonic() < deadline
+            if others_work:
+                done = threading.Event()
+                pool.submit([*[job(time.perf_counter) for _ in range(200)], job(done.set)], 201)
+                assert done.wait(20)
+            else:
+                pool.widen_if_stuck()
+                time.sleep(0)
+        assert sorted(gates.started) == [0, 1, 2, 3, 4]
+        gates.open_all()
+        gates.wait_finished(0)
+        assert len(gates.finished) == 5
+
+
+def test_what_is_left_of_a_job_stays_where_there_is_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    gates = Gates()
+    with pool_of(1, awake=1) as (pool, _):
+        pool.submit([(visit, gates, 0, 5)], 1)
+        gates.wait_started(0)
+        for _ in range(100):
+            pool.widen_if_stuck()
+        assert repr(pool) == "<ThreadPool test of 1, 1/1 awake, 0 jobs queued>"
+        gates.open_all()
+        gates.wait_finished(*range(5))
+        assert gates.finished == [0, 1, 2, 3, 4]
+
+
+def test_a_job_is_shared_by_taking_each_position_once() -> None:
+    """By threads that take from both ends at once."""
+    taken: list[int] = []
+    with pool_of(4, awake=4) as (pool, _):
+
+        def take(worker: Worker, batch: Any, start: int, stop: int) -> None:
+            for position in iter(share_out(worker, take, batch, start, stop).pop, None):
+                taken.append(position)
+                if position % 10 == 0:
+                    time.sleep(0)
+
+        for start in range(0, 100_000, 1000):
+            pool.submit([(take, None, start, start + 1000)], 1)
+            pool._take_over(pool._shares(pool.workers))
+            pool._wake(4)
+        while not pool.is_idle():
+            time.sleep(0.001)
+    assert sorted(taken) == list(range(100_000))
+
+
 def test_a_thread_that_is_about_to_begin_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     with pool_of(1, awake=1) as (pool, _):
         with monkeypatch.context() as patch:
             patch.setattr(threads, "start", lambda _: None)  # it does not get the processor
             pool.submit([job(int)], 1)
         assert len(pool.workers) == 1
-        assert pool._num_hanging(time.perf_counter()) == 0
+        assert pool._hanging(time.perf_counter()) == []
 
 
 def test_a_thread_that_is_being_woken_up_is_not_stuck() -> None:
@@ -134,7 +200,7 @@ def test_a_thread_that_is_being_woken_up_is_not_stuck() -> None:
         worker.park.acquire()
         time.sleep(0.01)  # longer than one that works may be at a job
         pool.submit([job(int)], 1)
-        assert pool._num_hanging(time.perf_counter()) == 0
+        assert pool._hanging(time.perf_counter()) == []
         waits_at.release()
 
 

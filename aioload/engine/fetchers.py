@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from aioload.context import HERE, Stage
 from aioload.engine.batch import Batch, BatchState
-from aioload.engine.pools import Job, ThreadPool, Worker
+from aioload.engine.pools import Job, Rest, ThreadPool, Worker
 from aioload.engine.source import Source, refuse_coroutine
 from aioload.engine.tasks import TaskPool
 from aioload.errors import strip
@@ -118,10 +118,13 @@ class SampleFetcher:
         here = [self._context, None, _SAMPLE, worker.number, None]
         HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
         begun, pile = start, []  # what has been loaded, of samples that follow each other
-        for position in range(start, stop):
-            if gate.is_narrow and is_held(gate, (again, batch, position, stop)):
+        rest = share_out(worker, again, batch, start, stop)
+        for position in iter(rest.pop, None):
+            if gate.is_narrow and batch.number >= gate.horizon:
+                rest.append(position)
+                hold_rest(gate, again, batch, rest)
                 break
-            if not pool.is_calm and stop - position > 1 and is_cut_short(pool, again, batch, start, position, stop):
+            if not pool.is_calm and is_cut_short(pool, again, batch, start, position, rest):
                 break
             if (batch.error is None and batch.state is _OPEN) or batch.wants(position):
                 index = here[1] = indices[position]
@@ -140,10 +143,8 @@ class SampleFetcher:
                 settle(batch, batch.drop(position), worker)
             _collate(worker, batch, begun, pile)
             begun, pile = position + 1, []
-        else:
-            position = stop
+        worker.num_units = max(1, begun + len(pile) - start)
         _collate(worker, batch, begun, pile)
-        worker.num_units = max(1, position - start)
 
     def _sample(self, index: Any) -> Any:
         sample = self._samples[index]
@@ -210,26 +211,49 @@ def jobs_for(function: Callable[[Worker, Batch, int, int], None], batch: Batch, 
     return [(function, batch, start, min(start + most, num_samples)) for start in range(0, num_samples, most)]
 
 
+def share_out(
+    worker: Worker, function: Callable[[Worker, Batch, int, int], None], batch: Batch, start: int, stop: int
+) -> Rest:
+    """Return the positions of a job, for its thread to take them from the end; others may take over what is left."""
+    positions: Rest = [None, *range(stop - 1, start - 1, -1)]
+    worker.shared = function, batch, positions
+    return positions
+
+
+def _take_all(rest: Rest) -> list[int]:
+    """Return what nobody has taken yet: it follows each other, as others take the last ones. The job is to end."""
+    return list(iter(rest.pop, None))
+
+
 def is_cut_short(
     pool: ThreadPool,
     function: Callable[[Worker, Batch, int, int], None],
     batch: Batch,
     start: int,
     position: int,
-    stop: int,
+    rest: Rest,
 ) -> bool:
     """Leave the samples from ``position`` on to threads that would wait for them, or that may stay awake.
 
     Returns:
         Whether there are any: else the job, which began at ``start``, goes on.
     """
-    if not pool.is_alone:
-        pool.resume([(function, batch, each, each + 1) for each in range(position, stop)])
-    elif position > start:
-        pool.resume([(function, batch, position, stop)])
-    else:
+    if len(rest) <= 1 or (pool.is_alone and position == start):
         return False
+    rest.append(position)
+    left = _take_all(rest)
+    if not pool.is_alone:
+        pool.resume([(function, batch, each, each + 1) for each in left])
+    elif left:
+        pool.resume([(function, batch, left[0], left[-1] + 1)])
     return True
+
+
+def hold_rest(gate: Gate, function: Callable[[Worker, Batch, int, int], None], batch: Batch, rest: Rest) -> None:
+    """Keep what is left of a job until its batch is no longer too far ahead. The job is to end."""
+    left = _take_all(rest)
+    if left:
+        gate.hold((function, batch, left[0], left[-1] + 1))
 
 
 def settle(batch: Batch, complete: bool, worker: Worker) -> None:

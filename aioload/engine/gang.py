@@ -28,8 +28,8 @@ it does nothing::
   latest, or where batches go to a device (:mod:`~aioload.engine.intake`); else messages lie in the sockets, and the
   training step keeps the interpreter to itself. Once awake, it takes in all that has come, so that the next batches are
   there without it.
-- **Who takes in what a process is asked for.** Its main thread; but where one thread does all the work, that one, between
-  two batches (:mod:`~aioload.engine.reception`).
+- **Who takes in what a process is asked for.** Its main thread; but where one thread does all the work, that one,
+  between two batches (:mod:`~aioload.engine.reception`).
 - **The processor.** Where all are busy, a read that is done does not interrupt the step: the processes are of the
   scheduling policy SCHED_BATCH, with their share like others, but from the next tick on. (Interruptions of a step of
   2 ms beside 16 reads of 7 ms on two processors: 0.3 in place of 1.0.)

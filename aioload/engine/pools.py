@@ -22,6 +22,9 @@ from aioload.stats import Ledger, Tally
 Job: TypeAlias = "tuple[Callable[[Worker, Any, Any, Any], None], Any, Any, Any]"
 """A function and its arguments after the worker. It must not raise: errors belong to a batch."""
 
+Rest: TypeAlias = "list[int | None]"
+"""Positions of a batch that a job has yet to see to, the next one last, behind ``None``. Who takes one pops it."""
+
 STUCK_AFTER_S = 0.003
 """A pool that has jobs queued and has finished none for this long has not enough threads awake ..."""
 
@@ -48,7 +51,19 @@ class Worker:
     is for the job's own use.
     """
 
-    __slots__ = ("_on_start", "_tokens", "attempt", "claimed", "mark", "num_units", "number", "park", "tally", "thread")
+    __slots__ = (
+        "_on_start",
+        "_tokens",
+        "attempt",
+        "claimed",
+        "mark",
+        "num_units",
+        "number",
+        "park",
+        "shared",
+        "tally",
+        "thread",
+    )
 
     def __init__(self, on_start: Callable[[int], None] | None) -> None:
         self.number, self._on_start = -1, on_start
@@ -58,6 +73,8 @@ class Worker:
         self.num_units = 1
         self.attempt: Any = None  # the read it is at, where somebody watches
         self.claimed = 0
+        self.shared: tuple[Callable[[Worker, Any, Any, Any], None], Any, Rest] | None = None
+        """What others may take over of the job that it is at: function, batch and positions."""
         self.park = threading.Lock()
         self.park.acquire()
         self.thread: threading.Thread | None = None
@@ -217,7 +234,10 @@ class ThreadPool:
         """
         now_s = time.perf_counter()
         stuck_s = now_s - self._last_job_ended
-        if not self._queue or stuck_s <= STUCK_AFTER_S or self.limit >= self._num_allowed(stuck_s):
+        if stuck_s <= STUCK_AFTER_S:
+            return
+        num_allowed, shares = self._num_allowed(stuck_s), self._shares(self._workers)
+        if not (self._queue and self.limit < num_allowed) and not shares:
             return
         if stuck_s <= SURELY_STUCK_AFTER_S and is_any_runnable(self._awake_threads()):
             return
@@ -226,10 +246,28 @@ class ThreadPool:
         try:
             if self.limit < self.cap:
                 self._tuning = tuner.widened(self._tuning, self.cap, self._window(now_s))
-            self._set_limit(self._num_allowed(stuck_s), now_s)
+            if self.limit < num_allowed:
+                self._set_limit(num_allowed, now_s)
         finally:
             self._tuning_lock.release()
+        if self.num_awake < self.limit:
+            self._take_over(shares)
         self._wake(len(self._queue))
+
+    def _shares(self, workers: Iterable[Worker]) -> list[Any]:
+        """Return what is left of the jobs that some threads are at, where anything is."""
+        there = [worker.shared for worker in tuple(workers)]
+        return [shared for shared in there if shared is not None and len(shared[2]) > 1]
+
+    def _take_over(self, shares: Iterable[Any]) -> None:
+        """Queue what is left of jobs, before all others, a job for each position."""
+        for function, batch, rest in shares:
+            with contextlib.suppress(IndexError):
+                while True:  # those farthest on first
+                    position = rest.pop(1)
+                    self._queue.appendleft((function, batch, position, position + 1))
+        if self.closed:  # perhaps since a moment ago
+            self._queue.clear()
 
     def _awake_threads(self) -> list[threading.Thread]:
         idle = set(self._idle)
@@ -371,6 +409,7 @@ class ThreadPool:
             if ended == started:
                 ended = clock()
             self._last_job_ended = ended
+            worker.shared = None
             del function, a, b, c
             # Several threads may add at once and lose a job: the mean does not suffer.
             self._num_jobs += worker.num_units
@@ -378,10 +417,9 @@ class ThreadPool:
             if ended - self._window_started >= tuner.MIN_WINDOW_S:
                 self._tune(ended)
 
-    def _num_hanging(self, now_s: float) -> int:
+    def _hanging(self, now_s: float) -> list[Worker]:
         idle, since_s = set(self._idle), now_s - max(STUCK_AFTER_S, HANGING_JOBS * self._usual_job_s)
-        num_hanging = sum(worker not in idle and worker.mark < since_s for worker in self._workers)
-        return max(0, num_hanging - self._num_aside)  # those are not counted as awake
+        return [worker for worker in self._workers if worker not in idle and worker.mark < since_s]
 
     def _begin_window(self, now_s: float) -> None:
         self._num_jobs, self._jobs_s = 0, 0.0
@@ -409,7 +447,9 @@ class ThreadPool:
             if not window.is_full:
                 return
             self._usual_job_s = tuner.usual(self._usual_job_s, window.mean_job_s)
-            num_hanging = self._num_hanging(now_s)
+            hanging = self._hanging(now_s)
+            num_hanging = max(0, len(hanging) - self._num_aside)  # those are not counted as awake
+            self._take_over(self._shares(hanging))
             if self.num_awake > self.limit + num_hanging:
                 self._begin_window(now_s)  # those that are to park have yet to end their jobs: it says nothing
                 return

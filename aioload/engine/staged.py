@@ -12,12 +12,14 @@ from aioload.engine.budget import NotYet
 from aioload.engine.fetchers import (
     SAMPLES_PER_JOB,
     Gate,
+    hold_rest,
     is_cut_short,
     is_held,
     jobs_for,
     lap_collate,
     lap_decode,
     settle,
+    share_out,
     submit_if_empty,
 )
 from aioload.engine.pools import Job, ThreadPool, Worker
@@ -168,9 +170,9 @@ class StagedFetcher:
         most_bytes = self._gate.uncounted_bytes
         num_bytes = num_bytes_before = 0
         begun, pile = start, []  # what has been read, of samples that follow each other
-        for position in range(start, stop):
-            if not reads.is_calm and stop - position > 1 and is_cut_short(reads, again, batch, start, position, stop):
-                stop = position
+        rest = share_out(worker, again, batch, start, stop)
+        for position in iter(rest.pop, None):
+            if not reads.is_calm and is_cut_short(reads, again, batch, start, position, rest):
                 break
             if (batch.error is None and batch.state is _OPEN) or batch.wants(position):
                 index = here[1] = indices[position]
@@ -199,18 +201,19 @@ class StagedFetcher:
             tally.bytes_read += num_bytes - num_bytes_before  # first: a batch that is done has been counted
             dispose(worker, batch, begun, pile, here)
             begun, pile, num_bytes_before = position + 1, [], num_bytes
-            if self._gate.is_narrow and begun < stop and is_held(self._gate, (again, batch, begun, stop)):
-                stop = begun
+            if self._gate.is_narrow and batch.number >= self._gate.horizon:
+                hold_rest(self._gate, again, batch, rest)
                 break
+        num_samples = begun + len(pile) - start
         if pile:
             tally.bytes_read += num_bytes - num_bytes_before
             dispose(worker, batch, begun, pile, here)
         tally.reads_in_flight, self._opening[worker.number] = 0, NOBODY
         if self._may_inline:
-            batch.claim.note_decoded(num_bytes, stop - start)
+            batch.claim.note_decoded(num_bytes, num_samples)
         if self._gate.is_narrow:
             self._gate.release()
-        worker.num_units = stop - start
+        worker.num_units = max(1, num_samples)
 
     def _hand_over(self, worker: Worker, batch: Batch, start: int, pile: list[Any], _: list[Any]) -> None:
         """Have the samples from ``start`` on decoded by a thread that ``worker_init_fn`` has been called in."""
