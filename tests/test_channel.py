@@ -4,7 +4,6 @@ import gc
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,21 +63,13 @@ def test_who_receives_waits_as_long_as_it_is_told(ends: tuple[Channel, Channel])
     one, other = ends
     with pytest.raises(BlockingIOError):
         other.receive(wait=False)
-    for timeout_s in (0.0, 0.2):
-        began_s = time.monotonic()
-        assert not other.wait(timeout_s)
-        assert time.monotonic() - began_s >= timeout_s
     one.send(b"there")
-    assert other.wait(60.0)
-    assert other.wait(0.0)
     assert other.receive(wait=False) == (b"there", None)
     sender = threading.Timer(0.1, one.send, [b"later"])
     sender.start()
-    assert other.wait(None)
-    assert other.receive(wait=False) == (b"later", None)
+    assert other.receive() == (b"later", None)
     sender.join()
     one.shut()
-    assert other.wait(60.0)
     assert other.receive(wait=False) is None
 
 

@@ -28,7 +28,7 @@ class Desk:
         self._channel = Channel(end)
         self.handled: list[tuple[Any, threading.Thread]] = []
         self.error: BaseException | None = None
-        self.patience: float | None = None
+        self.get_patience: Callable[[], float | None] = lambda: None
         self.num_looks = 0
         self.on_message: Callable[[Any], None] = lambda _: None
         self.reception = Reception(self._channel, self._handle)
@@ -42,8 +42,8 @@ class Desk:
 
     def come_again_soon(self) -> None:
         """Come for messages a few times, as a thread does that finishes batches, until the main thread relies on it."""
-        self.reception.take_in(is_alone=True)
-        self.reception.take_in(is_alone=True)
+        self.reception.take_in()
+        self.reception.take_in()
         self.ask(NOTES)  # so that it sees that
         until(lambda: bool(self.handled) and "resting" in repr(self.reception))
         self.handled.clear()
@@ -59,6 +59,7 @@ class Desk:
         self.hang_up()
         self.reception.listen()
         self.main.join()
+        self.reception.close()
         self._loader.close()
         self._channel.close()
 
@@ -69,7 +70,7 @@ class Desk:
 
     def _serve(self) -> None:
         try:
-            self.reception.serve(lambda: self.patience, self._look)
+            self.reception.serve(lambda: self.get_patience(), self._look)
         except BaseException as exc:
             self.error = exc
 
@@ -114,7 +115,7 @@ def test_a_thread_that_comes_often_handles_what_comes_and_the_main_thread_sleeps
     desk.ask(*messages)
     time.sleep(0.1)
     assert not desk.handled
-    desk.reception.take_in(is_alone=True)
+    desk.reception.take_in()
     assert desk.handled_by(threading.current_thread()) == messages
 
 
@@ -130,16 +131,42 @@ def test_the_main_thread_is_woken_up_by_a_thread_that_goes_to_sleep(desk: Desk) 
 def test_what_is_for_the_main_thread_and_all_behind_it_is_left_to_it(desk: Desk) -> None:
     desk.come_again_soon()
     desk.ask(load(3), End(0), load(0), load(1))
-    desk.reception.take_in(is_alone=True)
+    desk.reception.take_in()
     assert desk.handled[0] == (load(3), threading.current_thread())
     until(lambda: desk.handled_by(desk.main) == [End(0), load(0), load(1)])
 
 
-def test_the_main_thread_does_not_rely_on_one_thread_among_several(desk: Desk) -> None:
-    desk.come_again_soon()
-    desk.reception.take_in(is_alone=False)
-    desk.ask(load(1))
-    until(lambda: desk.handled_by(desk.main) == [load(1)])
+@pytest.mark.parametrize("left", ["a message", "an error", "the end"])
+def test_what_is_left_to_the_main_thread_is_seen_though_it_is_about_to_wait(desk: Desk, left: str) -> None:
+    about_to_wait, may_wait = threading.Event(), threading.Event()
+
+    def hold_up() -> float | None:
+        about_to_wait.set()
+        may_wait.wait(LONG_S)
+        return None
+
+    desk.get_patience = hold_up
+    desk.ask(NOTES)  # so that it asks
+    about_to_wait.wait(LONG_S)
+    error = RuntimeError("no thread is to be had")
+    if left == "a message":
+        desk.ask(End(0))
+    elif left == "the end":
+        desk.hang_up()
+    else:
+        desk.ask(load(1))
+        desk.on_message = lambda _: refuse(error)
+    desk.reception.take_in()
+    may_wait.set()
+    if left == "a message":
+        until(lambda: desk.handled_by(desk.main) == [NOTES, End(0)])
+    else:
+        desk.main.join()
+        assert desk.error is (error if left == "an error" else None)
+
+
+def refuse(error: Exception) -> None:
+    raise error
 
 
 def test_the_main_thread_does_not_rely_on_a_thread_that_comes_seldom(
@@ -147,7 +174,7 @@ def test_the_main_thread_does_not_rely_on_a_thread_that_comes_seldom(
 ) -> None:
     monkeypatch.setattr(reception, "QUICK_S", 0.0)
     for number in range(1, 4):
-        desk.reception.take_in(is_alone=True)
+        desk.reception.take_in()
         desk.ask(load(number))
         until(lambda: len(desk.handled_by(desk.main)) == number)  # noqa: B023
 
@@ -166,14 +193,10 @@ def test_the_main_thread_waits_for_a_thread_that_does_not_come_back_no_longer_th
 def test_an_error_in_another_thread_is_the_main_threads(desk: Desk) -> None:
     error = RuntimeError("no thread is to be had")
 
-    def refuse(message: Any) -> None:
-        if isinstance(message, Load):
-            raise error
-
     desk.come_again_soon()
-    desk.on_message = refuse
+    desk.on_message = lambda _: refuse(error)
     desk.ask(load(1), load(2))
-    desk.reception.take_in(is_alone=True)
+    desk.reception.take_in()
     desk.main.join()
     assert desk.error is error
     assert [message for message, _ in desk.handled] == [load(1)]
@@ -183,7 +206,7 @@ def test_the_end_is_seen_though_another_thread_saw_it_first(desk: Desk) -> None:
     desk.come_again_soon()
     desk.ask(load(1))
     desk.hang_up()
-    desk.reception.take_in(is_alone=True)
+    desk.reception.take_in()
     desk.main.join()
     assert desk.error is None
     assert desk.handled_by(threading.current_thread()) == [load(1)]
@@ -200,17 +223,16 @@ def test_nobody_waits_for_the_main_thread_that_handles_something(desk: Desk) -> 
     desk.on_message = wait
     desk.ask(End(0), load(1))
     has_begun.wait(LONG_S)
-    desk.reception.take_in(is_alone=True)
+    desk.reception.take_in()
     assert not desk.handled_by(threading.current_thread())
     may_end.set()
     until(lambda: desk.handled_by(desk.main) == [End(0), load(1)])
 
 
 def test_somebody_looks_while_nothing_comes(desk: Desk) -> None:
-    desk.patience = 0.001
+    desk.get_patience = lambda: 0.001
     desk.ask(NOTES)
     until(lambda: desk.num_looks > 2)
-    desk.patience = None
 
 
 SIZE = 600

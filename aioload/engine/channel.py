@@ -5,7 +5,6 @@ import errno
 import io
 import itertools
 import os
-import select
 import socket
 import struct
 import weakref
@@ -41,8 +40,6 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
         self._numbers = itertools.count()
         self._parts: dict[int, tuple[list[bytes], int | None]] = {}
         self._kept: io.FileIO | None = None
@@ -92,10 +89,6 @@ class Channel:
             else:
                 return
         self._socket.sendmsg(buffers, files)
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait until there is something to receive, or ``timeout_s`` are over; return whether there is, or the end."""
-        return bool(self._poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def receive(self, *, wait: bool = True) -> tuple[bytes, int | None] | None:
         """Return the next message and the file that came with it, which is the caller's; ``None`` at the end.

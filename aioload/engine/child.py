@@ -168,6 +168,7 @@ class Child:
             self._crew.join(timeout_s)
         self._portal.join(deadline)
         self._portal.close()
+        self._reception.close()
 
     def _note(self, notes: Notes) -> None:
         for segment, num_sent in notes.freed:
@@ -289,7 +290,10 @@ class Child:
             if file is not None:
                 os.close(file)
         assert self._crew is not None
-        self._reception.take_in(is_alone=self._crew.num_awake == 1)
+        if self._crew.num_awake == 1:
+            self._reception.take_in()
+        else:
+            self._reception.listen()
 
     def _made_of(self, batch: Batch) -> InRows | InPieces | Failed | None:
         if batch.error is not None:

@@ -53,14 +53,16 @@ def main(parcel: Parcel, end: socket.socket, life: Connection, part: Part) -> No
         send(channel, Broken(abroad.pack_error(error)))
         return
     gc.freeze()  # what is there now stays: a collection would touch, and so copy, what is shared with who forked us
-    child = Child(channel, part, **parcel.contents)
+    child: Child | None = None
     try:
+        child = Child(channel, part, **parcel.contents)
         child.serve()
     except BaseException as exc:
         send(channel, Broken(abroad.pack_error(exc)))
         raise
     finally:
-        child.close(_END_S)
+        if child is not None:
+            child.close(_END_S)
 
 
 def _files_of_contents(channel: Channel) -> list[int]:

@@ -6,15 +6,17 @@ than a message, and it would take the interpreter from the thread that reads: wi
 process loads 1.3 times as many without.
 """
 
-import contextlib
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from aioload.engine.bell import Bell
 from aioload.engine.channel import Channel
 from aioload.engine.messages import Load, Notes, received
+from aioload.engine.shortage import explained
 
 QUICK_S = 0.005
 """A thread that comes twice within this time is expected to come again ..."""
@@ -29,6 +31,9 @@ class Reception:
     Args:
         channel: What they come by.
         handle: Called with each message and the file that came with it.
+
+    Raises:
+        OSError: Too few files may be open.
     """
 
     def __init__(self, channel: Channel, handle: Callable[[Any, int | None], None]) -> None:
@@ -36,19 +41,18 @@ class Reception:
         self._turn = threading.Lock()
         self._left: deque[tuple[Any, int | None] | BaseException | None] = deque()
         """What has been received and not handled: a message with its file, an error, ``None`` for the end."""
-        self._alarm = threading.Lock()  # released to wake the main thread up
-        self._alarm.acquire()
+        with explained("What an engine process begins with"):
+            self._bell = Bell()
         self._rests_until_s = self._taken_in_s = 0.0
         self._is_resting = False
 
     def __repr__(self) -> str:
         return f"<Reception of {self._channel} {len(self._left)} left{' resting' if self._is_resting else ''}>"
 
-    def take_in(self, *, is_alone: bool) -> None:
-        """Handle what has come, as far as that may be done here. By a thread that has finished a batch; never waits.
+    def take_in(self) -> None:
+        """Handle what has come, as far as that may be done here; never waits.
 
-        Args:
-            is_alone: Whether no other thread is at work, and this one goes on working.
+        By a thread that has finished a batch and goes on working, where no other thread is at work.
         """
         if not self._turn.acquire(blocking=False):
             return
@@ -65,17 +69,18 @@ class Reception:
             self._turn.release()
         now_s, before_s = time.monotonic(), self._taken_in_s
         self._taken_in_s = now_s
-        if is_alone and not self._left and now_s - before_s < QUICK_S:
+        if not self._left and now_s - before_s < QUICK_S:
             self._rests_until_s = now_s + REST_S
-        else:
-            self.listen()
+            return
+        self.listen()
+        if self._left:
+            self._bell.ring()  # also where the main thread does not rest: it may wait for what is no longer there
 
     def listen(self) -> None:
-        """Have the main thread wait for messages from now on: a thread that could take some in goes to sleep."""
+        """Have the main thread wait for messages from now on: who could take some in goes to sleep, or is not alone."""
         self._rests_until_s = 0.0
         if self._is_resting:
-            with contextlib.suppress(RuntimeError):  # another thread has just done it
-                self._alarm.release()
+            self._bell.ring()
 
     def serve(self, patience: Callable[[], float | None], look: Callable[[], None]) -> None:
         """Handle messages until the other side is gone. In the main thread.
@@ -84,13 +89,17 @@ class Reception:
             patience: Returns how many seconds to wait for a message before ``look`` is called, ``None`` for ever.
             look: See ``patience``.
         """
+        quiet, attentive = select.poll(), select.poll()
+        for poll in (quiet, attentive):
+            poll.register(self._bell.fileno(), select.POLLIN)
+        attentive.register(self._channel.fileno(), select.POLLIN)
         while True:
-            self._rest()
-            if not self._left and not self._channel.wait(patience()):
+            self._rest(quiet)
+            if not self._left and not self._wait(attentive, patience()):
                 look()
                 continue
             with self._turn:
-                if not self._left and not self._receive():  # another thread was faster
+                if not self._left and not self._receive():  # another thread was faster, or it was the bell
                     continue
                 message = self._left.popleft()
                 if message is None:
@@ -99,12 +108,22 @@ class Reception:
                     raise message
                 self._handle(*message)
 
-    def _rest(self) -> None:
+    def close(self) -> None:
+        """Let go of what it has open. Others may still call the other methods."""
+        self._bell.close()
+
+    def _rest(self, poll: select.poll) -> None:
         """Sleep while another thread takes messages in."""
-        self._is_resting = True  # before looking: who takes that back wakes us up
+        self._is_resting = True  # before looking: who takes that back rings
         while not self._left and (left_s := self._rests_until_s - time.monotonic()) > 0:
-            self._alarm.acquire(timeout=left_s)
+            self._wait(poll, left_s)
         self._is_resting = False
+
+    def _wait(self, poll: select.poll, timeout_s: float | None) -> bool:
+        files = poll.poll(None if timeout_s is None else timeout_s * 1000)
+        if any(file == self._bell.fileno() for file, _ in files):
+            self._bell.answer()
+        return bool(files)
 
     def _receive(self) -> bool:
         """Receive the next message, and leave it; ``False`` if there is none yet."""
