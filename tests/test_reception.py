@@ -1,5 +1,7 @@
 """Who takes in what a loader asks of its engine processes: the thread that is at hand, and else the main thread."""
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -278,6 +280,14 @@ def in_files(folder: Path) -> Any:
     for path in paths:
         path.write_bytes(b"0123")
     return aioload.FileDataset(paths, lambda _, index: index)
+
+
+@pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
+def test_a_process_that_may_open_too_few_files_to_begin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "Bell", lambda: refuse(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+    loader = aioload.DataLoader(Singly(), 4, processes=1, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(OSError, match="Too many open files: What an engine process begins with could not be had"):
+        next(iter(loader))
 
 
 @pytest.mark.usefixtures("forks_are_served", "no_process_is_left", "is_patient")

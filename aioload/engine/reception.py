@@ -2,8 +2,8 @@
 
 That is the main thread, which waits for it; but where one thread does all the work, and batches follow each other
 within few milliseconds, it is that thread, between two batches, and the main thread sleeps. To wake it up takes longer
-than a message, and it would take the interpreter from the thread that reads: with 4 KB files in batches of 64, one
-process loads 1.3 times as many without.
+than a message, and it would take the interpreter from the thread that reads: one process loads 1.08 times as many 4 KB
+files without it, in batches of 64, and takes 0.91 of the processor time for each (medians of 31 runs in turns).
 """
 
 import select
