@@ -173,6 +173,12 @@ def deadly_late(data: bytes, index: int) -> int:
     return index
 
 
+def deadly_collate(samples: list[int]) -> list[int]:
+    if 12 in samples:
+        die("killed")
+    return samples
+
+
 def sent(*contents: Any, times: int = 1) -> list[Any]:
     """Return what so many processes make of the contents that they are given."""
     parcel = Parcel({"contents": contents}, is_for_forks=False)

@@ -196,6 +196,14 @@ def test_a_pass_of_which_nothing_is_left_is_an_error(load: Load) -> None:
 
 
 @every_way
+def test_one_is_counted_as_one(load: Load) -> None:
+    (error,) = load(Jittery(1, {0}), batch_size=2, on_error="skip")
+    assert str(error).startswith("None of this pass's samples could be loaded: 1 error and no batch. ")
+    _, error, _ = load(Jittery(6, {3}), batch_size=2, on_error="skip", max_errors=0)
+    assert str(error).startswith("1 sample of this pass could not be loaded; max_errors allows 0. ")
+
+
+@every_way
 @every_kind
 def test_what_the_function_raises_counts_as_the_samples_error(make: MakeNumbers, load: Load, tmp_path: Path) -> None:
     seen = []

@@ -29,6 +29,7 @@ from abroad import (
     Stream,
     Stuck,
     Unwelcome,
+    deadly_collate,
     deadly_decode,
     deadly_late,
     files_in,
@@ -209,6 +210,18 @@ def test_a_process_that_dies_is_an_error_that_says_how_and_on_which_sample(way: 
     assert context.index == [21]
     assert [batch.tolist() for batch in got] == [list(range(n, n + 4)) for n in range(0, 4 * len(got), 4)]
     assert len(got) <= 5
+
+
+def test_a_process_that_dies_when_all_samples_are_there_names_those_it_has_not_handed_over() -> None:
+    with loader_of(Deadly(-1, "killed"), 6, processes=1, num_workers=1, collate_fn=deadly_collate) as loader:
+        got, error = until_error(iter(loader))
+    assert got == [list(range(6)), list(range(6, 12))]
+    assert type(error) is ProcessDiedError
+    names = "index 12, index 13, index 14, index 15 and 2 more"
+    assert str(error).endswith(f" (SIGKILL). It had still to hand over a batch: {names}.")
+    context = error_context(error)
+    assert context is not None
+    assert context.index == list(range(12, 18))
 
 
 def test_a_process_that_dies_decoding_names_that_sample_first(tmp_path: Path) -> None:

@@ -31,16 +31,23 @@ def died(name: str, code: int | None, samples: list[tuple[Batch, int]], waiting:
     """
     how = f"{name} {_how_it_ended(code)}"
     if samples:
-        names = [batch.describe(position) for batch, position in samples[:_MOST_NAMES]]
-        more = f" and {len(samples) - _MOST_NAMES} more" if len(samples) > _MOST_NAMES else ""
-        error = ProcessDiedError(f"{how}. It was loading {', '.join(names)}{more}.")
+        error = ProcessDiedError(f"{how}. It was loading {_named(samples)}.")
         annotate(error, ErrorContext([batch.indices[position] for batch, position in samples], None, "process"))
     elif waiting:
-        error = ProcessDiedError(f"{how}. It had still to hand over the batch of the indices noted below.")
-        annotate(error, ErrorContext(list(waiting[0].indices), None, "process"))
+        batch = waiting[0]
+        what = f"a batch: {_named([(batch, position) for position in range(len(batch.indices))])}"
+        error = ProcessDiedError(f"{how}. It had still to hand over {what if batch.indices else 'a batch'}.")
+        annotate(error, ErrorContext(list(batch.indices), None, "process"))
     else:
         error = ProcessDiedError(f"{how}.")
     return error
+
+
+def _named(samples: list[tuple[Batch, int]]) -> str:
+    """Return what a message calls samples, of which there is at least one."""
+    names = [batch.describe(position) for batch, position in samples[:_MOST_NAMES]]
+    more = f" and {len(samples) - _MOST_NAMES} more" if len(samples) > _MOST_NAMES else ""
+    return f"{', '.join(names)}{more}"
 
 
 def _how_it_ended(code: int | None) -> str:

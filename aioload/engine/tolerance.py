@@ -144,7 +144,8 @@ class Losses:
         allowed = self._tolerance.max_errors
         if allowed is None or self.count <= allowed:
             return None
-        return self._too_many(f"{self.count} samples of this pass could not be loaded; max_errors allows {allowed}.")
+        what = "1 sample" if self.count == 1 else f"{self.count} samples"
+        return self._too_many(f"{what} of this pass could not be loaded; max_errors allows {allowed}.")
 
     def check_end(self) -> None:
         """Refuse, once, to end a pass in which nothing but errors came.
@@ -153,7 +154,8 @@ class Losses:
             TooManyErrorsError: There was no batch at all.
         """
         if self._last is not None and self._position.num_yielded == 0:
-            message = f"None of this pass's samples could be loaded: {self.count} errors and no batch."
+            what = "1 error" if self.count == 1 else f"{self.count} errors"
+            message = f"None of this pass's samples could be loaded: {what} and no batch."
             raise self._too_many(message)
 
     def _too_many(self, message: str) -> TooManyErrorsError:
