@@ -43,11 +43,16 @@ class Desk:
             send(self._loader, message)
 
     def come_again_soon(self) -> None:
-        """Come for messages a few times, as a thread does that finishes batches, until the main thread relies on it."""
+        """Come for messages again and again, as a thread that finishes batches, until the main thread relies on it."""
+
+        def is_relied_on() -> bool:
+            self.reception.take_in()
+            self.ask(NOTES)  # so that the main thread sees that
+            return "resting" in repr(self.reception)
+
         self.reception.take_in()
+        until(is_relied_on)
         self.reception.take_in()
-        self.ask(NOTES)  # so that it sees that
-        until(lambda: bool(self.handled) and "resting" in repr(self.reception))
         self.handled.clear()
 
     def handled_by(self, thread: threading.Thread) -> list[Any]:
