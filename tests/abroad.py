@@ -380,12 +380,17 @@ class Hog:
 
 
 class Told:
-    """A reader that notes which reads have begun, and reads nothing before a file ``go`` is there."""
+    """A reader that notes which reads have begun, and ends none before a file ``go`` is there, but for the first ones.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Those, below ``num_quick``, are done at once, and not noted.
+    """
+
+    def __init__(self, folder: Path, num_quick: int = 0) -> None:
+        self.folder, self.num_quick = folder, num_quick
 
     def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
+        if int(location) < self.num_quick:
+            return location.encode()
         (self.folder / location).touch()
         while not (self.folder / "go").exists():
             time.sleep(0.005)

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,27 @@ def test_a_first_read_that_takes_long_does_not_keep_others_waiting(processes: in
             time.sleep(0.005)
         (tmp_path / "go").touch()
         assert next(batches) == names
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_reads_behind_one_that_turns_slow_are_done_beside_it(processes: int, tmp_path: Path) -> None:
+    """Several quick ones go together to one thread; it does not keep those that others could be at."""
+    names = [f"{number}" for number in range(308)]
+    arguments: dict[str, Any] = {"num_workers": 1, "num_concurrent_reads": 8, "reader": Told(tmp_path, num_quick=300)}
+    with DataLoader(FileDataset(names, decode), 20, processes=processes, **arguments) as loader:
+        batches = iter(loader)
+        assert [next(batches) for _ in range(15)] == [names[first : first + 20] for first in range(0, 300, 20)]
+        last = list[Any]()
+        waiting = threading.Thread(target=lambda: last.append(next(batches)))
+        waiting.start()
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.iterdir())) < 8 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        num_begun = len(list(tmp_path.iterdir()))
+        (tmp_path / "go").touch()
+        waiting.join()
+    assert num_begun == 8
+    assert last == [names[300:]]
 
 
 def test_a_process_that_reads_files_has_no_loop(tmp_path: Path) -> None:

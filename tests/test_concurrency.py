@@ -185,7 +185,7 @@ def test_jobs_that_others_take_over_at_any_time_lose_no_sample(
             pool = crew.reads or crew.decode
             while not ended.is_set():
                 shares = pool._shares(pool.workers)
-                pool._take_over(shares)
+                pool.resume([(pool._take_over, shares, None, None)])
                 num_taken_over += len(shares)
                 time.sleep(0)
 

@@ -1,6 +1,8 @@
 """Threads that pull jobs: as many of them work as is of use, and none of them keeps the others from it."""
 
+import contextlib
 import hashlib
+import itertools
 import sys
 import threading
 import time
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from interrupting import InterruptedAt
 
 from aioload.engine import pools, threads
 from aioload.engine.fetchers import share_out
@@ -147,6 +150,32 @@ def test_what_is_left_of_a_job_that_is_stuck_is_taken_over(others_work: bool, mo
         assert len(gates.finished) == 5
 
 
+def test_an_interrupt_while_something_is_taken_over_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that waits has what is left of a job taken over, in its thread."""
+    monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr(pools, "SURELY_STUCK_AFTER_S", 0.0)
+    for number in itertools.count(1):
+        gates = Gates()
+        gates.open(*range(1, 5))
+        with pool_of(2, awake=2) as (pool, _):
+            pool.submit([(visit, gates, 0, 5)], 1)
+            gates.wait_started(0)
+            interrupt = InterruptedAt(number)
+            with contextlib.suppress(KeyboardInterrupt), interrupt:
+                pool.widen_if_stuck()
+            deadline = time.monotonic() + 20
+            while len(gates.finished) < 4:
+                assert time.monotonic() < deadline, number
+                pool.widen_if_stuck()
+                time.sleep(0)
+            gates.open_all()
+            gates.wait_finished(*range(5))
+            assert sorted(gates.started) == list(range(5))
+        if interrupt.num_places < number:
+            break
+    assert number > 20
+
+
 def test_what_is_left_of_a_job_stays_where_there_is_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "STUCK_AFTER_S", 0.0)
     gates = Gates()
@@ -174,8 +203,7 @@ def test_a_job_is_shared_by_taking_each_position_once() -> None:
 
         for start in range(0, 100_000, 1000):
             pool.submit([(take, None, start, start + 1000)], 1)
-            pool._take_over(pool._shares(pool.workers))
-            pool._wake(4)
+            pool.resume([(pool._take_over, pool._shares(pool.workers), None, None)])
         while not pool.is_idle():
             time.sleep(0.001)
     assert sorted(taken) == list(range(100_000))

@@ -232,8 +232,8 @@ class ThreadPool:
 
         After a longer while they do not count, and as many others may work.
         """
-        now_s = time.perf_counter()
-        stuck_s = now_s - self._last_job_ended
+        now_s, ended_s = time.perf_counter(), self._last_job_ended
+        stuck_s = now_s - ended_s
         if stuck_s <= STUCK_AFTER_S:
             return
         num_allowed, shares = self._num_allowed(stuck_s), self._shares(self._workers)
@@ -241,17 +241,15 @@ class ThreadPool:
             return
         if stuck_s <= SURELY_STUCK_AFTER_S and is_any_runnable(self._awake_threads()):
             return
-        if not self._tuning_lock.acquire(blocking=False):
-            return  # a thread has finished a job just now
-        try:
+        with self._tuning_lock:  # not by acquire(): where an interrupt came behind that call, it would stay locked
+            if self._last_job_ended != ended_s:
+                return  # a thread has finished a job just now
             if self.limit < self.cap:
                 self._tuning = tuner.widened(self._tuning, self.cap, self._window(now_s))
             if self.limit < num_allowed:
                 self._set_limit(num_allowed, now_s)
-        finally:
-            self._tuning_lock.release()
-        if self.num_awake < self.limit:
-            self._take_over(shares)
+        if shares and self.num_awake < self.limit:  # by a thread of the pool: an interrupt of ours would lose some
+            self.resume([(self._take_over, shares, None, None)])
         self._wake(len(self._queue))
 
     def _shares(self, workers: Iterable[Worker]) -> list[Any]:
@@ -259,15 +257,16 @@ class ThreadPool:
         there = [worker.shared for worker in tuple(workers)]
         return [shared for shared in there if shared is not None and len(shared[2]) > 1]
 
-    def _take_over(self, shares: Iterable[Any]) -> None:
+    def _take_over(self, worker: Worker, shares: Iterable[Any], _: None, __: None) -> None:
         """Queue what is left of jobs, before all others, a job for each position."""
         for function, batch, rest in shares:
+            jobs: list[Job] = []
             with contextlib.suppress(IndexError):
-                while True:  # those farthest on first
+                while True:  # the last ones first
                     position = rest.pop(1)
-                    self._queue.appendleft((function, batch, position, position + 1))
-        if self.closed:  # perhaps since a moment ago
-            self._queue.clear()
+                    jobs.append((function, batch, position, position + 1))
+            self.resume(jobs[::-1])
+        worker.num_units = 0
 
     def _awake_threads(self) -> list[threading.Thread]:
         idle = set(self._idle)
@@ -449,7 +448,8 @@ class ThreadPool:
             self._usual_job_s = tuner.usual(self._usual_job_s, window.mean_job_s)
             hanging = self._hanging(now_s)
             num_hanging = max(0, len(hanging) - self._num_aside)  # those are not counted as awake
-            self._take_over(self._shares(hanging))
+            if hanging and (shares := self._shares(hanging)):
+                self.resume([(self._take_over, shares, None, None)])
             if self.num_awake > self.limit + num_hanging:
                 self._begin_window(now_s)  # those that are to park have yet to end their jobs: it says nothing
                 return
