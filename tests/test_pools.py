@@ -257,6 +257,37 @@ def test_closing_drops_what_is_queued_and_lets_what_runs_end() -> None:
     assert not any(thread.name.startswith("aioload-test") for thread in threading.enumerate())
 
 
+class ClosedMeanwhile:
+    """What a thread sleeps on, of a pool that is closed when somebody is about to wake the thread up."""
+
+    def __init__(self, pool: ThreadPool, lock: Any) -> None:
+        self.locked, self._pool, self._lock = lock.locked, pool, lock
+        self._is_closing = False
+
+    def release(self) -> None:
+        if self._is_closing:
+            self._lock.release()
+        else:
+            self._is_closing = True
+            self._pool.close()
+            raise RuntimeError("release unlocked lock")  # as of one that has been released already
+
+
+def test_a_pool_may_be_closed_while_a_thread_is_woken_up() -> None:
+    with pool_of(1, awake=1) as (pool, crashes):
+        done = threading.Event()
+        pool.submit([job(done.set)], 1)
+        assert done.wait(60)
+        while not pool.is_idle():
+            time.sleep(0.001)
+        (worker,) = pool.workers
+        worker.park = ClosedMeanwhile(pool, worker.park)  # type: ignore[assignment]
+        pool.submit([job(done.clear)], 1)
+        pool.join(time.monotonic() + 60)
+    assert done.is_set()
+    assert crashes == []
+
+
 def test_a_thread_that_was_chosen_and_never_woken_up_ends_with_the_pool() -> None:
     """As if an interrupt had come in between."""
     with pool_of(2, awake=2) as (pool, _):

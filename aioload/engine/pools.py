@@ -314,7 +314,10 @@ class ThreadPool:
                 if not self._start_another(None):
                     return
             else:
-                worker.park.release()
+                try:
+                    worker.park.release()
+                except RuntimeError:  # the pool was closed meanwhile, and has woken all
+                    return
             wanted -= 1
 
     def _start_another(self, on_start: Callable[[int], None] | None) -> bool:
