@@ -13,6 +13,7 @@ from oracle import assert_same
 from outcomes import of_iterator
 
 from aioload import DataLoader, FileDataset, error_context, sample_rng
+from aioload.engine.staged import samples_per_job
 
 NUM_FILES = 480  # many batches: only after the first ones is it known that decoding takes no time
 
@@ -84,14 +85,22 @@ def stage_of(dataset: SmallFiles, index: int) -> tuple[type[Exception], int, str
     return (FileNotFoundError, index, "read") if index in dataset.missing else (ValueError, index, "decode")
 
 
+@pytest.mark.parametrize(
+    ("decode_cost_s", "num_samples"), [(0.0, 64), (17.5e-6, 64), (35e-6, 32), (70e-6, 16), (1.0, 1)]
+)
+def test_one_thread_is_given_as_many_as_it_decodes_within_a_millisecond(decode_cost_s: float, num_samples: int) -> None:
+    assert samples_per_job(decode_cost_s) == num_samples
+
+
 @pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("batch_size", [24, 80])
 @pytest.mark.parametrize(("seed", "num_odd"), [(0, 0), (1, 4), (2, 40)])
 @wherever_decoded
 def test_each_batch_is_made_or_fails_as_without_threads(
-    worker_init_fn: Any, seed: int, num_odd: int, num_workers: int, tmp_path: Path
+    worker_init_fn: Any, seed: int, num_odd: int, batch_size: int, num_workers: int, tmp_path: Path
 ) -> None:
     dataset = SmallFiles(tmp_path, seed, num_odd)
-    arguments: dict[str, Any] = {"batch_size": 24, "seed": 5}
+    arguments: dict[str, Any] = {"batch_size": batch_size, "seed": 5}
     expected = told(of_iterator(iter(DataLoader(dataset, num_workers=0, **arguments))))
     loader: DataLoader[Any] = DataLoader(
         dataset,
@@ -103,8 +112,8 @@ def test_each_batch_is_made_or_fails_as_without_threads(
     for _ in range(2):
         loader.set_epoch(0)
         got = told(of_iterator(iter(loader)))
-        for start, batch in zip(range(0, NUM_FILES, 24), got, strict=True):
-            bad = sorted(dataset.bad & set(range(start, start + 24)))
+        for start, batch in zip(range(0, NUM_FILES, batch_size), got, strict=True):
+            bad = sorted(dataset.bad & set(range(start, start + batch_size)))
             assert not bad or batch == stage_of(dataset, bad[0])
         assert_same([each for each in got if type(each) is dict], [each for each in expected if type(each) is dict])
 

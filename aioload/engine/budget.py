@@ -29,6 +29,15 @@ _PARTS = 4096
 """Samples that are smaller than one part in this many of the budget are counted several at a time."""
 
 
+_PILE_BYTES = 256 << 10
+"""A thread reads no more than this in a row before it decodes it."""
+
+
+def pile_bytes(max_bytes: int) -> int:
+    """Return how many bytes a thread may have read, and not counted, before it decodes them."""
+    return min(_PILE_BYTES, max_bytes // _PARTS)
+
+
 def small_bytes(max_bytes: int) -> int:
     """Return how many bytes may be in flight and not be counted yet, in each batch, raw and decoded each."""
     return min(UNASKED_BYTES, max_bytes // _PARTS)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aioload.engine.budget import Budget, small_bytes
+from aioload.engine.budget import Budget, pile_bytes
 from aioload.readers.local import UNASKED_BYTES
 
 NOBODY = 1 << 62
@@ -134,7 +134,7 @@ class Window:
     @property
     def uncounted_bytes(self) -> int:
         """What a thread may have read, and not counted, before it decodes that: nothing where room is scarce."""
-        return 0 if self.is_narrow else small_bytes(self._budget.max_bytes)
+        return 0 if self.is_narrow else pile_bytes(self._budget.max_bytes)
 
     def grant(self, max_batches: int, *, is_wanted: bool = False) -> None:
         """Set the bound on batches ahead, and whether there is a consumer now."""
