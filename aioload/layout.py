@@ -5,13 +5,16 @@ and, for a batch of ``n`` rows, the offset of each leaf in a slot. Everything he
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from aioload.leaf import Column, Leaf
 from aioload.structure import Node, structure_of
+
+_View: TypeAlias = tuple[torch.dtype | None, int, int, tuple[int, ...]]
+"""Of a leaf: dtype, number of items, byte offset and shape."""
 
 ALIGNMENT = 64
 """Bytes; every leaf starts at a multiple of it, in a slot and in its copy on a device."""
@@ -23,7 +26,9 @@ class Layout:
     def __init__(self, root: Node, leaves: Sequence[Leaf]) -> None:
         self._root = root
         self.leaves = tuple(leaves)
+        self._has_texts = any(leaf.dtype is None for leaf in leaves)
         self._latest: tuple[int, tuple[list[int], int]] = (-1, ([], 0))  # most batches have equally many rows
+        self._views: tuple[int, list[_View]] = (-1, [])
 
     @classmethod
     def of(cls, sample: Any) -> "Layout | None":
@@ -74,6 +79,12 @@ class Layout:
         """Return the batch: ``tensors``, one per leaf (a list for strings), put into the structure."""
         return self._root.build(tensors)
 
+    def texts(self, columns: Sequence[Column]) -> dict[int, list[Any]] | None:
+        """Return the columns that are lists, by the numbers of their leaves, if there are any."""
+        if not self._has_texts:
+            return None
+        return {leaf.number: list(columns[leaf.number]) for leaf in self.leaves if leaf.dtype is None}
+
     def tensors(
         self,
         columns: Sequence[Column],
@@ -84,18 +95,27 @@ class Layout:
         """Return the leaves of the batch, over memory that ``view(dtype, count, offset)`` gives out.
 
         Args:
-            columns: The columns that were written; lists among them are handed on as they are.
+            columns: The columns that were written. Lists among them are handed on as they are; where there are no such,
+                none are needed.
             num_rows: Rows of the batch.
             view: Gives a flat tensor of ``count`` items at byte ``offset`` of the slot or its device copy.
             device: Where that memory is; leaves without bytes are made there.
         """
+        latest_rows, views = self._views
+        if num_rows != latest_rows:
+            views = [_view_of(*each, num_rows) for each in zip(self.leaves, self.offsets(num_rows)[0], strict=True)]
+            self._views = num_rows, views
         tensors: list[Any] = []
-        for column, leaf, offset in zip(columns, self.leaves, self.offsets(num_rows)[0], strict=True):
-            if leaf.dtype is None:
-                tensors.append(column)
-            elif leaf.row_bytes * num_rows == 0:
-                tensors.append(torch.empty((num_rows, *leaf.shape), dtype=leaf.dtype, device=device))
+        for number, (dtype, count, offset, shape) in enumerate(views):
+            if dtype is None:
+                tensors.append(columns[number])
+            elif count == 0:
+                tensors.append(torch.empty(shape, dtype=dtype, device=device))
             else:
-                count = leaf.row_bytes * num_rows // leaf.dtype.itemsize
-                tensors.append(view(leaf.dtype, count, offset).view(num_rows, *leaf.shape))
+                tensors.append(view(dtype, count, offset).view(shape))
         return tensors
+
+
+def _view_of(leaf: Leaf, offset: int, num_rows: int) -> "_View":
+    count = 0 if leaf.dtype is None else leaf.row_bytes * num_rows // leaf.dtype.itemsize
+    return leaf.dtype, count, offset, (num_rows, *leaf.shape)

@@ -87,7 +87,8 @@ class Ring:
     @property
     def num_lent(self) -> int:
         """Slots that the consumer can still see."""
-        return len(self._lent) - len(self._returned) + self._given.count()[0]
+        num_lent = len(self._lent) - len(self._returned)
+        return num_lent if self.reuse else num_lent + self._given.count()[0]
 
     @property
     def num_copying(self) -> int:

@@ -14,7 +14,6 @@ import torch
 import aioload
 from aioload.engine import reception
 from aioload.engine.channel import Channel, new_channel
-from aioload.engine.marks import Span
 from aioload.engine.messages import End, Load, Notes, send
 from aioload.engine.reception import Reception
 
@@ -100,7 +99,7 @@ def desk(is_patient: None) -> Iterator[Desk]:
 
 
 def load(number: int) -> Load:
-    return Load(0, number, [number], Span(0, 0), None)
+    return Load(0, number, [number], 0, 0, [], [])
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -123,7 +122,10 @@ def test_a_thread_that_comes_often_handles_what_comes_and_the_main_thread_sleeps
     time.sleep(0.1)
     assert not desk.handled
     desk.reception.take_in()
+    assert desk.handled_by(threading.current_thread()) == messages[:1]  # the next batch to load, and no more
+    desk.reception.take_in()
     assert desk.handled_by(threading.current_thread()) == messages
+    assert not desk.handled_by(desk.main)
 
 
 def test_the_main_thread_is_woken_up_by_a_thread_that_goes_to_sleep(desk: Desk) -> None:
@@ -139,7 +141,8 @@ def test_what_is_for_the_main_thread_and_all_behind_it_is_left_to_it(desk: Desk)
     desk.come_again_soon()
     desk.ask(load(3), End(0), load(0), load(1))
     desk.reception.take_in()
-    assert desk.handled[0] == (load(3), threading.current_thread())
+    assert desk.handled == [(load(3), threading.current_thread())]
+    desk.reception.take_in()
     until(lambda: desk.handled_by(desk.main) == [End(0), load(0), load(1)])
 
 

@@ -347,10 +347,9 @@ class Batch:
         self._settled[start : start + num_samples] = b"\1" * num_samples
         # Taking a token is atomic and needs no lock; whoever takes the last one, 0, is the last to settle. A
         # failure notes itself before it settles, so one of the two that race here sees the other.
-        token = -1
-        for _ in range(num_samples):
-            token = self._tokens.pop()
-        is_last = token == 0
+        if num_samples > 1:
+            del self._tokens[1 - num_samples :]  # atomic, too; 0 is not among them, as there is one more
+        is_last = self._tokens.pop() == 0
         if is_last and self.error is None and self.state is BatchState.OPEN:
             self.state = BatchState.DONE
             return True

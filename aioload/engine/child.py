@@ -25,11 +25,9 @@ from aioload.engine.messages import (
     Broken,
     Done,
     End,
-    Failed,
     Hello,
-    InPieces,
-    InRows,
     Load,
+    Made,
     Notes,
     Totals,
     Widen,
@@ -54,7 +52,7 @@ from aioload.slot import Slot
 from aioload.stats import Ledger
 from aioload.workers import answer_for_torch
 
-_TELL_EVERY_S = 0.02
+_TELL_EVERY_S = 0.05
 """Seconds between two accounts of what has been done, while there is more to do."""
 
 
@@ -121,12 +119,12 @@ class Child:
 
     def _handle(self, message: Any, file: int | None) -> None:
         if isinstance(message, Load):
-            if message.notes is not None:
-                self._note(message.notes)
-            share, span = self._shares.get(message.of), message.marks
+            self._note(message)
+            share = self._shares.get(message.of)
             if share is not None:
                 assert self._marks is not None
-                share.load(message.number, message.indices, self._marks.memory[span.start : span.stop])
+                marks = self._marks.memory[message.first_mark : message.end_mark]
+                share.load(message.number, message.indices, marks)
                 if message.number == 0:
                     self._look_later(STUCK_AFTER_S)
         elif isinstance(message, Hello):
@@ -170,7 +168,7 @@ class Child:
         self._portal.close()
         self._reception.close()
 
-    def _note(self, notes: Notes) -> None:
+    def _note(self, notes: Notes | Load) -> None:
         for segment, num_sent in notes.freed:
             if segment in self._sent and num_sent == self._num_sent[segment]:  # else we have been told before
                 self._ring.release(self._sent.pop(segment))
@@ -268,22 +266,25 @@ class Child:
         except BaseException as exc:  # no memory, or a value that cannot be pickled
             batch.discard()
             made = _refusal(exc, batch)
-        segment = None if made is None or isinstance(made, Failed) else made.segment
-        failed = {position: abroad.pack_record(record) for position, record in batch.failed.items()}
+        failed = None
+        if batch.failed:
+            failed = {position: abroad.pack_record(record) for position, record in batch.failed.items()}
+        num_bytes, file = 0, None
+        if made.segment is not None:
+            num_bytes, file = self._sent[made.segment].arena.nbytes, self._segments.take_file(made.segment)
         done = Done(
-            of=of,
-            number=batch.number,
-            made=made,
-            is_end=batch.is_end,
-            indices=None if batch.indices is given else list(batch.indices),
-            place=batch.place,
-            failed=failed,
-            num_bytes=0 if segment is None else self._sent[segment].arena.nbytes,
-            totals=self._totals(),
-            dropped=self._dropped(),
+            of,
+            batch.number,
+            batch.is_end,
+            None if batch.indices is given else list(batch.indices),
+            batch.place,
+            failed,
+            num_bytes,
+            self._totals(),
+            self._dropped(),
+            *made,
         )
         batch.result = batch.error = None
-        file = None if segment is None else self._segments.take_file(segment)
         try:
             send(self._channel, done, file)
         finally:
@@ -295,30 +296,30 @@ class Child:
         else:
             self._reception.listen()
 
-    def _made_of(self, batch: Batch) -> InRows | InPieces | Failed | None:
+    def _made_of(self, batch: Batch) -> Made:
         if batch.error is not None:
             assert batch.context is not None
-            return Failed(abroad.pack_error(batch.error), abroad.pack_context(batch.context))
+            return Made(error=(abroad.pack_error(batch.error), abroad.pack_context(batch.context)))
         if batch.is_empty:
-            return None
+            return Made()
         if batch.slot is None:
             return self._packed(batch)
         assert batch.layout is not None
         layout = self._layouts.get(batch.layout)
         if layout is None:
             layout = self._layouts[batch.layout] = pickle.dumps(batch.layout, pickle.HIGHEST_PROTOCOL)
-        texts = {number: column for number, column in enumerate(batch.columns) if isinstance(column, list)}
+        texts = batch.layout.texts(batch.columns)
         slot, batch.slot, batch.columns = batch.slot, None, []
-        return InRows(self._hand_over(slot), layout, texts)
+        return Made(self._hand_over(slot), layout, texts)
 
-    def _packed(self, batch: Batch) -> InPieces:
+    def _packed(self, batch: Batch) -> Made:
         packed = Packed(batch.result)
         if packed.num_bytes == 0:
-            return InPieces(None, packed.pickled, packed.spans)
+            return Made(pieces=(packed.pickled, packed.spans))
         slot = self._ring.acquire(packed.num_bytes)
         packed.write(slot.arena)
         slot.seal()
-        return InPieces(self._hand_over(slot), packed.pickled, packed.spans)
+        return Made(self._hand_over(slot), pieces=(packed.pickled, packed.spans))
 
     def _hand_over(self, slot: Slot) -> int:
         segment = self._segments.number_of(slot.address)
@@ -344,7 +345,7 @@ class Child:
         return Totals(self._ledger.sums(), crew.reads_limit, crew.decode.limit, budget.num_bytes, budget.peak_bytes)
 
 
-def _refusal(exc: BaseException, batch: Batch) -> Failed:
+def _refusal(exc: BaseException, batch: Batch) -> Made:
     error: BaseException = exc
     if not isinstance(exc, MemoryError | OSError):
         error = TransferError(
@@ -353,4 +354,4 @@ def _refusal(exc: BaseException, batch: Batch) -> Failed:
         )
         error.__cause__ = strip(exc)
     context = ErrorContext(list(batch.indices), None, "collate")
-    return Failed(abroad.pack_error(safe_to_raise(error)), abroad.pack_context(context))
+    return Made(error=(abroad.pack_error(safe_to_raise(error)), abroad.pack_context(context)))

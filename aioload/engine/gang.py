@@ -70,7 +70,7 @@ from aioload.engine.demand import Demand
 from aioload.engine.intake import Intake
 from aioload.engine.marks import Span
 from aioload.engine.member import Member
-from aioload.engine.messages import Begin, Begun, Broken, Done, End, InPieces, InRows, Load, Widen, received
+from aioload.engine.messages import Begin, Begun, Broken, Done, End, Load, Totals, Widen, received
 from aioload.engine.portal import Portal
 from aioload.engine.roster import Roster
 from aioload.engine.settings import Part
@@ -161,7 +161,7 @@ class Gang:
         self._ring, self._loop, self._ledger, self._epoch_told = ring, portal, ledger, epoch_told
         self.portal = Entrance(portal, opened=not has_beginning)
         self.regulator: Any = ReadsElsewhere() if auto else None
-        self.crashed = self._closed = self._given_up = False
+        self.crashed = self._closed = self._given_up = self._have_all_begun = False
         self._pid = os.getpid()
         self._runs: weakref.WeakKeyDictionary[Waited, None] = weakref.WeakKeyDictionary()
         self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
@@ -240,7 +240,7 @@ class Gang:
         inner, which = divmod(number, len(self.members))
         member = self.members[which]
         notes = member.notes()
-        member.send(Load(of, inner, indices, span, notes))
+        member.send(Load(of, inner, indices, *span, *notes))
         member.note_told(notes)
 
     def marks_of(self, number: int, span: Span) -> Sequence[int]:
@@ -259,9 +259,8 @@ class Gang:
         for member in self.members:
             if member.taken or len(member.freed) > 1:
                 notes = member.notes()
-                if notes is not None:
-                    member.send(notes)
-                    member.note_told(notes)
+                member.send(notes)
+                member.note_told(notes)
 
     def attend(self) -> None:
         """Have what has come, and comes next, taken in: a consumer waits. Any thread; never waits."""
@@ -382,41 +381,45 @@ class Gang:
 
     def _is_attended(self) -> bool:
         """Whether what comes is taken in at once."""
-        if not all(member.has_begun for member in self.members):
+        if not self._have_all_begun:
             return True
-        return any(run.is_waited_for for run in self._living_runs())
+        for ref in self._runs.keyrefs():
+            run = ref()
+            if run is not None and run.is_waited_for:
+                return True
+        return False
 
     def _take(self, member: Member, packed: bytes, file: int | None) -> None:
         message = received(packed)
-        if isinstance(message, Broken):
-            self._crash(abroad.unpack_error(message.error))
-            return
-        if isinstance(message, Begun):
+        if isinstance(message, Done):
+            self._take_done(member, message, file)
+        elif isinstance(message, Begun):
             member.has_begun = True
             if all(each.has_begun for each in self.members):
+                self._have_all_begun = True
                 self.portal.open()
-            return
-        assert isinstance(message, Done)
-        self._count(member, message)
-        made, slot, layout = message.made, None, None
-        if isinstance(made, InRows | InPieces) and made.segment is not None:
-            slot = member.slot(made.segment, file, self._ring)
-        if isinstance(made, InRows):
-            assert slot is not None
-            self._ring.page_lock(slot)
-            layout = self._layout_of(made.layout)
-        remote = self._remotes.get(message.of)
+        else:
+            assert isinstance(message, Broken)
+            self._crash(abroad.unpack_error(message.error))
+
+    def _take_done(self, member: Member, done: Done, file: int | None) -> None:
+        for segment in done.dropped:
+            member.forget(segment)
+        if done.totals is not None:
+            self._count(member, Totals(*done.totals))
+        slot, layout = None, None
+        if done.segment is not None:
+            slot = member.slot(done.segment, file, self._ring)
+            if done.layout is not None:
+                self._ring.page_lock(slot)
+                layout = self._layout_of(done.layout)
+        remote = self._remotes.get(done.of)
         if remote is not None:
-            remote.arrive(member.number, message, slot, layout)
+            remote.arrive(member.number, done, slot, layout)
         elif slot is not None:
             self._ring.release(slot)
 
-    def _count(self, member: Member, done: Done) -> None:
-        for segment in done.dropped:
-            member.forget(segment)
-        totals = done.totals
-        if totals is None:
-            return
+    def _count(self, member: Member, totals: Totals) -> None:
         for name, value in zip(Tally.__slots__, totals.sums, strict=True):
             setattr(member.tally, name, value)
         member.reads_limit, member.decode_limit = totals.reads_limit, totals.decode_limit

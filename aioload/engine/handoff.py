@@ -34,6 +34,11 @@ class Handoff:
         """Whether anybody sleeps until there is a batch."""
         return bool(self._waiters)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether :meth:`peek` would return a batch, or raise."""
+        return bool(self._batches) or self._closed or self._broken is not None
+
     def count(self, condition: Callable[[Batch], bool]) -> int:
         """Return how many of the batches fulfil a condition."""
         return sum(map(condition, self._batches.copy()))  # other threads may put and take meanwhile

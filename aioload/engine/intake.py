@@ -1,6 +1,5 @@
 """Intake: what engine processes send is received, all that has come at a time, while somebody waits for it."""
 
-import contextlib
 import select
 from collections.abc import Callable, Iterator, Sequence
 
@@ -79,9 +78,11 @@ class Intake:
         """Return what there is: all of it before any is taken in, as whoever that wakes up goes on beside the rest."""
         received: list[tuple[Member, bytes | None, int | None]] = []
         for member in senders:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 while (message := member.channel.receive(wait=False)) is not None:
                     received.append((member, *message))
                     self._is_pressed |= len(message[0]) > PART_BYTES
-                dead.append(member)
+            except BlockingIOError:  # that is all
+                continue
+            dead.append(member)
         return [*received, *((member, None, None) for member in dead)]

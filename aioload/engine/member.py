@@ -136,17 +136,14 @@ class Member:
                 end.close()
         self.slots.clear()  # not when a collection finds us: their memory may be page-locked
 
-    def notes(self) -> Notes | None:
+    def notes(self) -> Notes:
         """Return what it has not been told: until :meth:`note_told` the same again."""
-        if not self.freed and not self.taken:
-            return None
         return Notes(list(self.freed.copy()), list(self.taken.copy()))
 
-    def note_told(self, notes: Notes | None) -> None:
+    def note_told(self, notes: Notes) -> None:
         """Note that it has been sent these. Another thread may have sent them as well."""
-        if notes is not None:
-            _remove(self.freed, notes.freed)
-            _remove(self.taken, notes.taken)
+        _remove(self.freed, notes.freed)
+        _remove(self.taken, notes.taken)
 
     def send(self, message: NamedTuple, file: int | None = None) -> None:
         """Send it a message; if it has died, that is found out elsewhere."""

@@ -3,7 +3,6 @@
 import pickle
 from typing import Any, NamedTuple
 
-from aioload.engine import marks
 from aioload.engine.channel import Channel
 from aioload.engine.packing import Span
 from aioload.engine.position import Place
@@ -52,8 +51,12 @@ class Load(NamedTuple):
     number: int
     """Within the share, from 0."""
     indices: list[Any]
-    marks: marks.Span
-    notes: Notes | None
+    first_mark: int
+    """Where the marks of its samples begin, and end; see :class:`~aioload.engine.marks.Span`."""
+    end_mark: int
+    freed: list[tuple[int, int]]
+    """As of :class:`Notes`, and so are those taken."""
+    taken: list[tuple[int, int]]
 
 
 class Widen(NamedTuple):
@@ -69,29 +72,19 @@ class End(NamedTuple):
 # From it.
 
 
-class InRows(NamedTuple):
-    """A batch in a slot, leaf by leaf. It owns the slot until the other side says that nobody sees it."""
+class Made(NamedTuple):
+    """What became of a batch: rows of a slot, leaf by leaf, or pieces, or an error; or nothing if there was no data."""
 
-    segment: int
-    layout: bytes
-    """Pickled; batches with the same layout have the very same bytes."""
-    texts: dict[int, list[Any]]
+    segment: int | None = None
+    """The memory of the slot, if it has one: this side's until the other one says that nobody sees it."""
+    layout: bytes | None = None
+    """Of rows, pickled; batches with the same layout have the very same bytes."""
+    texts: dict[int, list[Any]] | None = None
     """The columns that are not in the slot, by the number of the leaf."""
-
-
-class InPieces(NamedTuple):
-    """A batch that has no layout; see :mod:`~aioload.engine.packing`."""
-
-    segment: int | None
-    pickled: bytes
-    spans: list[Span]
-
-
-class Failed(NamedTuple):
-    """A batch that is an error."""
-
-    error: bytes
-    context: tuple[Any, Any, str]
+    pieces: tuple[bytes, list[Span]] | None = None
+    """Where it has no layout: the pickle, and where its buffers are; see :mod:`~aioload.engine.packing`."""
+    error: tuple[bytes, tuple[Any, Any, str]] | None = None
+    """The error, and where it happened."""
 
 
 class Done(NamedTuple):
@@ -99,19 +92,23 @@ class Done(NamedTuple):
 
     of: int
     number: int
-    made: InRows | InPieces | Failed | None
-    """``None`` where there was no data for it."""
     is_end: bool
     indices: list[Any] | None
     """If they are not those it was asked for."""
     place: Place | None
-    failed: dict[int, tuple[Any, Any, str, bytes]]
-    """Samples that it is made without, by position."""
+    failed: dict[int, tuple[Any, Any, str, bytes]] | None
+    """Samples that it is made without, by position, if there are any."""
     num_bytes: int
-    totals: "Totals | None"
-    """``None`` where they were told a moment ago and will be soon."""
+    totals: tuple[Any, ...] | None
+    """The fields of :class:`Totals`; ``None`` where they were told a moment ago and will be soon."""
     dropped: list[int]
     """Segments that are gone."""
+    # As of Made.
+    segment: int | None
+    layout: bytes | None
+    texts: dict[int, list[Any]] | None
+    pieces: tuple[bytes, list[Span]] | None
+    error: tuple[bytes, tuple[Any, Any, str]] | None
 
 
 class Totals(NamedTuple):
@@ -135,41 +132,17 @@ class Broken(NamedTuple):
     error: bytes
 
 
-_KINDS: tuple[Any, ...] = (
-    *(Contents, Hello, Begin, Notes, Load, Widen, End, marks.Span),
-    *(InRows, InPieces, Failed, Done, Totals, Begun, Broken),
-)
+_KINDS: tuple[Any, ...] = (Contents, Hello, Begin, Notes, Load, Widen, End, Done, Begun, Broken)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
-_NESTED = {
-    kind: [kind._fields.index(name) for name in names]
-    for kind, names in ((Load, ("marks", "notes")), (Done, ("made", "totals")))
-}
-"""Where messages have others in them, which may be ``None``."""
 
 
 def send(channel: Channel, message: NamedTuple, file: int | None = None) -> None:
     """Send a message, and with it a copy of an open file. If nobody is there any more, that is found out elsewhere."""
-    channel.send(pickle.dumps(_fields_of(message), pickle.HIGHEST_PROTOCOL), file)
+    # The kind by its number, and none within another: a class by its name takes 2 us here, and 2 there.
+    channel.send(pickle.dumps((_NUMBERS[type(message)], *message), pickle.HIGHEST_PROTOCOL), file)
 
 
 def received(packed: bytes) -> Any:
     """Return the message that :func:`send` was given."""
-    return _message_of(pickle.loads(packed))
-
-
-def _fields_of(message: Any) -> list[Any]:
-    """Return the fields, and behind them the number of the kind: a class by its name takes 2 us here, and 2 there."""
-    kind, fields = type(message), list(message)
-    for position in _NESTED.get(kind, ()):
-        if fields[position] is not None:
-            fields[position] = _fields_of(fields[position])
-    fields.append(_NUMBERS[kind])
-    return fields
-
-
-def _message_of(fields: list[Any]) -> Any:
-    kind = _KINDS[fields.pop()]
-    for position in _NESTED.get(kind, ()):
-        if fields[position] is not None:
-            fields[position] = _message_of(fields[position])
-    return kind._make(fields)
+    number, *fields = pickle.loads(packed)
+    return _KINDS[number]._make(fields)

@@ -50,7 +50,7 @@ class Reception:
         return f"<Reception of {self._channel} {len(self._left)} left{' resting' if self._is_resting else ''}>"
 
     def take_in(self) -> None:
-        """Handle what has come, as far as that may be done here; never waits.
+        """Handle what has come, up to the next batch to load, as far as that may be done here; never waits.
 
         By a thread that has finished a batch and goes on working, where no other thread is at work.
         """
@@ -63,6 +63,8 @@ class Reception:
                     break
                 self._left.clear()
                 self._handle(*message)
+                if isinstance(message[0], Load):  # one for each that is done: to look for more takes 25 us
+                    break
         except BaseException as exc:  # the process cannot go on
             self._left.append(exc)
         finally:

@@ -7,7 +7,7 @@ from aioload.engine import abroad
 from aioload.engine.batch import Batch
 from aioload.engine.gang import Gang
 from aioload.engine.marks import Span
-from aioload.engine.messages import Done, Failed, InPieces, InRows
+from aioload.engine.messages import Done
 from aioload.errors import ErrorContext
 from aioload.layout import Layout
 from aioload.slot import Slot
@@ -84,19 +84,19 @@ class RemoteFetcher:
             if slot is not None:
                 self._gang.release(slot)
             return
-        made = done.made
         if done.indices is not None:
             batch.indices = done.indices
         if done.place is not None:
             batch.place = done.place
-        batch.is_end, batch.is_skipped = done.is_end, made is None and not done.is_end
-        batch.failed = {position: abroad.unpack_record(record) for position, record in done.failed.items()}
-        batch.slot, batch.layout = slot, layout
-        if isinstance(made, Failed):
-            batch.error, batch.context = abroad.unpack_error(made.error), ErrorContext(*made.context)
-        elif isinstance(made, InPieces):
-            batch.pieces = made.pickled, made.spans
-        elif isinstance(made, InRows):
-            assert layout is not None
-            batch.columns = [made.texts.get(number, []) for number in range(len(layout.leaves))]
+        if done.failed is not None:
+            batch.failed = {position: abroad.unpack_record(record) for position, record in done.failed.items()}
+        batch.slot, batch.layout, batch.pieces = slot, layout, done.pieces
+        if layout is not None:
+            if done.texts is not None:
+                batch.columns = [done.texts.get(number, []) for number in range(len(layout.leaves))]
+        elif done.error is not None:
+            error, context = done.error
+            batch.error, batch.context = abroad.unpack_error(error), ErrorContext(*context)
+        elif done.pieces is None:
+            batch.is_end, batch.is_skipped = done.is_end, not done.is_end
         batch.arrive(done.num_bytes)

@@ -125,6 +125,8 @@ class Run:
         self._rhythm = Rhythm(tally, None if crew.regulator is None else crew.regulator.demand)
         self._max_batches = self._num_enough = max_batches
         self._remote = fetcher
+        self._no_claim = Claim(budget, 0)  # what another process loads counts there
+        self._no_claim.close()
         if isinstance(crew, Gang):
             assert fetcher is not None
             self._fetcher: Fetcher = fetcher
@@ -195,7 +197,8 @@ class Run:
             try:
                 while answer is Answer.NOT_YET:
                     waiter = self._handoff.thread_waiter()
-                    answer = self._take()
+                    if self._has_news:
+                        answer = self._take()
                     if answer is Answer.NOT_YET:
                         self._attend()
                         self._wait(waiter, patience, wait[1])
@@ -236,7 +239,8 @@ class Run:
             try:
                 while answer is Answer.NOT_YET:
                     with self._handoff.task_waiter() as waiter:
-                        answer = self._take()
+                        if self._has_news:
+                            answer = self._take()
                         if answer is Answer.NOT_YET:
                             self._attend()
                             await asyncio.wait([waiter], timeout=patience.wait_s(time.perf_counter() - wait[1]))
@@ -279,6 +283,11 @@ class Run:
         self._handoff.break_(exc)
 
     # The consumer's side.
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether to take again may give more than it did a moment ago; to find out that way takes much longer."""
+        return self._handoff.has_news or (self._total is not None and self._window.delivered >= self._total)
 
     def _take(self) -> Batch | Answer:
         """Return the next batch and start another one in its place, or what keeps us from it."""
@@ -343,7 +352,8 @@ class Run:
             batch.lend()
         batch.claim.close()
         self._open.pop(batch.number, None)
-        self._window.oldest, self._has_moved = min(self._open, default=self._submitted), True
+        if self._remote is None:  # else nothing here waits for room
+            self._window.oldest, self._has_moved = min(self._open, default=self._submitted), True
         self._handoff.pop(batch)
         self._rhythm.feed()
         if batch.failed:
@@ -354,7 +364,6 @@ class Run:
         self._has_moved = False
         try:
             self._budget.changed()
-            self._window.release()
         except BaseException:  # an interrupt: the next call tells
             self._has_moved = True
             raise
@@ -415,7 +424,7 @@ class Run:
             self._submitted += 1
             return
         if batch is None or not self._keeps_submitted:
-            claim = Claim(self._budget, self._submitted)
+            claim = Claim(self._budget, self._submitted) if self._remote is None else self._no_claim
             batch = Batch(self._submitted, indices, self._recipe, self._report, claim)
             if self._has_indices:
                 batch.place = self._stream.place

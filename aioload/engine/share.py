@@ -146,7 +146,6 @@ class Share:
         self._window.delivered += 1
         self._window.oldest = min(self._open, default=self._num_loaded)
         self._budget.changed()
-        self._window.release()
 
     def close(self) -> None:
         """Let all batches go."""
