@@ -55,6 +55,35 @@ class Batch:
         claim: What it has in flight; by default nobody wants to know.
     """
 
+    # Of most batches these stay as they are: here, and not in each, they take no time.
+    result: Any = None
+    error: BaseException | None = None
+    context: ErrorContext | None = None
+    marks: memoryview | None = None
+    """Where another process sees which samples are being loaded."""
+    is_end = False
+    """Whether an iterable dataset ended before this batch."""
+    is_skipped = False
+    """Whether one of its lanes did, or none of its samples could be loaded."""
+    place: Place | None = None
+    """Where it stands in the pass, for whoever resumes it."""
+    copied: Copied | None = None
+    """Where a copier has been at work."""
+    is_taken = False
+    """Whether a consumer has taken it, who may not have got it yet."""
+    num_lost = 0
+    """Samples that it is made without, once that has been counted."""
+    slot: Slot | None = None
+    view: View | None = None
+    """Of its slot, once that is lent."""
+    pieces: tuple[bytes, Sequence[Span]] | None = None
+    """What another process has made, where there is no layout."""
+    bundle: Bundle | None = None
+    """What is in the slot, unless that are rows of a layout."""
+    layout: Layout | None = None
+    _num_bytes = 0  # of its slot, or of its result
+    _whole: tuple[Any] | None = None  # what a dataset gave for the batch, where that is no list of samples
+
     def __init__(
         self,
         number: int,
@@ -66,22 +95,7 @@ class Batch:
         self.number, self.indices, self.recipe = number, indices, recipe
         self.claim = claim or Claim(Budget(0), number)
         self.state = BatchState.OPEN
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.context: ErrorContext | None = None
-        self.marks: memoryview | None = None  # where another process sees which samples are being loaded
-        self.is_end = False  # an iterable dataset ended before this batch
-        self.is_skipped = False  # one of its lanes did, or none of its samples could be loaded
-        self.place: Place | None = None  # where it stands in the pass, for whoever resumes it
-        self.copied: Copied | None = None  # where a copier has been at work
         self.failed: dict[int, SampleError] = {}  # samples that it is made without, by position
-        self.is_taken = False  # by a consumer, who may not have got it yet
-        self.num_lost = 0  # samples that it is made without, once that has been counted
-        self.slot: Slot | None = None
-        self.view: View | None = None  # of its slot, once that is lent
-        self.pieces: tuple[bytes, Sequence[Span]] | None = None  # of another process, where there is no layout
-        self.bundle: Bundle | None = None  # what is in the slot, unless that are rows of a layout
-        self.layout: Layout | None = None
         self.columns: list[Column] = []
         self._on_done = on_done
         # Re-entrant: a garbage collection inside a guarded block may run a finalizer that cancels batches.
@@ -91,8 +105,6 @@ class Batch:
         self._tokens = list(range(len(indices)))  # one per sample that has not settled
         self._has_layout = recipe.by_rows
         self._loose: dict[int, Any] = {}  # samples that are in no row, by position
-        self._num_bytes = 0  # of its slot, or of its result
-        self._whole: tuple[Any] | None = None  # what a dataset gave for the batch, where that is no list of samples
 
     def __repr__(self) -> str:
         return f"<Batch {self.number} {self.state.value} {len(self._tokens)}/{len(self.indices)} left>"

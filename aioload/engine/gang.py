@@ -171,6 +171,8 @@ class Gang:
         self._untold: BaseException | None = None  # an error that no run has been told of
         self._intake = Intake()
         self._roster = Roster(parts, ledger, self._intake.press)
+        self.members: Sequence[Member] = self._roster.members
+        """The processes."""
         self._thread = threading.Thread(target=self._serve, name="aioload-gang", daemon=True)
         self._unsent: tuple[dict[str, Any], BaseContext] | None = contents, context
 
@@ -198,11 +200,6 @@ class Gang:
 
     def __repr__(self) -> str:
         return f"<Gang {self.members}>"
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """The processes."""
-        return self._roster.members
 
     @property
     def reads_limit(self) -> int:

@@ -96,7 +96,8 @@ class Roster:
     def _drop_members(self) -> None:
         for member in self.members:
             member.channel.shut()
-        self._dropped, self.members = self.members, []
+        self._dropped = self.members.copy()
+        self.members.clear()  # it stays the same list
 
     def _start(self, parcel: Parcel, context: BaseContext) -> None:
         for member in self.members:
