@@ -43,6 +43,8 @@ class Reception:
         """What has been received and not handled: a message with its file, an error, ``None`` for the end."""
         with explained("What an engine process begins with"):
             self._bell = Bell()
+        self._is_there = select.poll()  # for whose turn it is
+        self._is_there.register(channel.fileno(), select.POLLIN)
         self._rests_until_s = self._taken_in_s = 0.0
         self._is_resting = False
 
@@ -50,7 +52,7 @@ class Reception:
         return f"<Reception of {self._channel} {len(self._left)} left{' resting' if self._is_resting else ''}>"
 
     def take_in(self) -> None:
-        """Handle what has come, up to the next batch to load, as far as that may be done here; never waits.
+        """Handle what has come, as far as that may be done here; never waits.
 
         By a thread that has finished a batch and goes on working, where no other thread is at work.
         """
@@ -63,7 +65,7 @@ class Reception:
                     break
                 self._left.clear()
                 self._handle(*message)
-                if isinstance(message[0], Load):  # one for each that is done: to look for more takes 25 us
+                if not self._is_there.poll(0):  # there rarely is more, and to ask takes less than to try
                     break
         except BaseException as exc:  # the process cannot go on
             self._left.append(exc)
