@@ -209,11 +209,13 @@ def test_an_error_in_another_thread_is_the_main_threads(desk: Desk) -> None:
 
 
 def test_the_end_is_seen_though_another_thread_saw_it_first(desk: Desk) -> None:
+    began_s = time.monotonic()
     desk.come_again_soon()
     desk.ask(load(1))
     desk.hang_up()
     desk.reception.take_in()
     desk.main.join()
+    assert time.monotonic() - began_s < LONG_S / 2  # not left lying until the main thread has rested
     assert desk.error is None
     assert desk.handled_by(threading.current_thread()) == [load(1)]
 
