@@ -28,7 +28,6 @@ _UNASKED_PART = 8
 _PARTS = 4096
 """Samples that are smaller than one part in this many of the budget are counted several at a time."""
 
-
 _PILE_BYTES = 256 << 10
 """A thread reads no more than this in a row before it decodes it."""
 
