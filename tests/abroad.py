@@ -237,6 +237,16 @@ def instead(exc: Exception) -> Point:
     return Point(np.zeros((2, 3), np.float32), -1, str(exc))
 
 
+class Spare:
+    """Arrays and tensors with a stride that one item, or none, has no use for."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return (np.arange(0), np.arange(4)[::4], torch.arange(6)[::6], torch.arange(3).expand(2, 3)[:, :0])[index]
+
+
 class Stream(torch.utils.data.IterableDataset[int]):
     """Twenty-two numbers, of which each worker yields a part."""
 

@@ -503,3 +503,14 @@ def test_sums_are_those_of_the_batches_and_come_to_nothing(steps: list[tuple[int
     claim = None
     claims.clear()  # without being closed
     assert (whole.raw, whole.placed, whole.loose, whole.whole) == (0, 0, 0, 0)
+
+
+def test_a_folder_in_place_of_a_file_has_no_bytes(tmp_path: Path) -> None:
+    """Whatever the file system says that its size is."""
+    (tmp_path / "file").write_bytes(bytes(100))
+    paths = [str(tmp_path / "file")] * 50 + [str(tmp_path)] + [str(tmp_path / "file")] * 50
+    dataset = FileDataset(paths, lambda data, _: len(data))
+    with DataLoader(dataset, 10, num_workers=1, num_concurrent_reads=1, on_error="skip") as loader:
+        assert sum(map(len, loader)) == 100
+        assert [error.index for error in loader.errors()] == [50]
+        assert loader.stats().peak_bytes_in_flight < 1 << 20

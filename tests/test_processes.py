@@ -26,6 +26,7 @@ from abroad import (
     Scheduled,
     Seeded,
     Shared,
+    Spare,
     Stream,
     Stuck,
     Unwelcome,
@@ -94,6 +95,24 @@ def test_batches_are_torchs(collate_fn: Any) -> None:
     if collate_fn is not None:
         assert got[0]["turned"].stride() == (1, 3)
         assert got[0]["arrays"].flags.writeable
+
+
+def test_tensors_with_strides_that_say_nothing_are_sent() -> None:
+    with DataLoader(Spare(), batch_size=None, processes=1) as loader:
+        assert_same(list(loader), torch_outcomes(Spare(), batch_size=None))
+
+
+@pytest.mark.parametrize("arguments", [{"persistent_workers": True}, {"iterable_workers": 3, "prefetch_factor": 8}])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_has_been_counted_when_a_pass_is_over(processes: int, arguments: dict[str, Any]) -> None:
+    is_iterable = "iterable_workers" in arguments
+    dataset: Any = Stream() if is_iterable else Points(22)
+    with DataLoader(dataset, 4, num_workers=3, processes=processes, **arguments) as loader:
+        for epoch in range(1, 11):
+            assert sum(map(len, loader if is_iterable else (batch.label for batch in loader))) == 22
+            num_samples = loader.stats().samples
+            assert num_samples >= 22 * epoch
+            assert num_samples == 22 * epoch or not is_iterable  # else the next pass may have begun
 
 
 def test_files_and_their_errors(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ class Child:
             batch.place,
             failed,
             num_bytes,
-            self._totals(),
+            self._totals(of),
             self._dropped(),
             *made,
         )
@@ -334,10 +334,14 @@ class Child:
             del self._num_sent[dropped[-1]]
         return dropped
 
-    def _totals(self) -> Totals | None:
-        """Return what there is to tell of all threads, which takes a while: not for each of many batches."""
-        now_s = time.monotonic()
-        if now_s - self._told_s < _TELL_EVERY_S and not all(share.is_idle for share in tuple(self._shares.values())):
+    def _totals(self, of: int) -> Totals | None:
+        """Return what there is to tell of all threads, which takes a while: not for each of many batches.
+
+        But with the last one of a pass; of an iterable dataset any may be that.
+        """
+        now_s, share = time.monotonic(), self._shares.get(of)
+        may_be_last = self._kind is Kind.ITERABLE or share is None or share.is_idle
+        if now_s - self._told_s < _TELL_EVERY_S and not may_be_last:
             return None
         self._told_s = now_s
         crew, budget = self._crew, self._budget

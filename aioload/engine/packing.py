@@ -82,7 +82,8 @@ def reduce_plain(tensor: torch.Tensor, *, copies: bool = True) -> Any:
     if not copies and not turned.is_contiguous():
         return None
     dense = turned.contiguous()
-    array: Any = dense.view(-1).view(torch.uint8).numpy()
+    # Not by view(): where there are one or no items, any stride is as good, and may be there.
+    array: Any = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
     return _tensor, (
         pickle.PickleBuffer(array),
         tensor.dtype,

@@ -77,9 +77,11 @@ def read_file(path: Location, admit: Admit | None = None, unasked_bytes: int = U
                 size = os.lseek(fd, 0, os.SEEK_END)
             except OSError:  # a pipe or a device; on tmpfs also a directory
                 size = 0
+            if size > _READ_MAX:
+                size = size_of(fd)  # for a directory ext4 reports 2**63 - 1
             if size > unasked_bytes and admit is not None:
                 admit(size)
-            if 0 < size <= _READ_MAX:  # ext4 reports 2**63 - 1 for a directory
+            if 0 < size <= _READ_MAX:
                 data = os.pread(fd, size, 0)
                 if len(data) == size:
                     return data
