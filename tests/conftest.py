@@ -21,6 +21,7 @@ from scripts import Nursery
 
 sys.path.append(str(Path(__file__).parents[1]))  # for a checkout of which nothing is installed
 
+from aioload.arguments import usable_cores
 from aioload.engine.server import new_context
 from aioload.slot import Slot, SlotState
 
@@ -136,6 +137,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     if not pluginmanager.hasplugin("asyncio"):  # which the tests of a device can do without
         for name in ("asyncio_mode", "asyncio_debug", "asyncio_default_fixture_loop_scope"):
             parser.addini(name, "of pytest-asyncio, which is not installed")
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_auto_num_workers() -> int:
+    """Have one more test at a time than there are cores, for ``-n auto``: many wait for processes to be there."""
+    return usable_cores() + 1
 
 
 def pytest_report_header() -> list[str]:
