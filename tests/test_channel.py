@@ -59,6 +59,18 @@ def test_the_end_comes_behind_what_was_sent(ends: tuple[Channel, Channel]) -> No
     assert one.receive() is None
 
 
+def test_the_end_comes_behind_what_was_sent_by_who_left_much_unread(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    assert one.send(b"never read")
+    assert other.send(b"first")
+    assert other.send(b"last")
+    other.close()
+    assert one.receive(wait=False) == (b"first", None)
+    assert one.receive() == (b"last", None)
+    assert one.receive() is None
+    assert one.receive(wait=False) is None
+
+
 def test_who_receives_waits_as_long_as_it_is_told(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     with pytest.raises(BlockingIOError):

@@ -48,6 +48,7 @@ from scripts import Nursery, environment
 import aioload
 from aioload import DataLoader, error_context
 from aioload.engine.gang import Gang
+from aioload.engine.roster import Roster
 from aioload.errors import ArgumentError, LoaderTimeoutError, ProcessDiedError, TransferError
 from aioload.slot import SlotState
 from aioload.testing import SimulatedDevice
@@ -84,6 +85,12 @@ def gang_of(loader: DataLoader[Any]) -> Gang:
     gang = loader._runtime()._kept.crew
     assert isinstance(gang, Gang)
     return gang
+
+
+def wait_until_ended(roster: Roster) -> None:
+    """Wait until all processes of a roster have ended."""
+    for member in roster.members:
+        member.process.join()
 
 
 @pytest.mark.parametrize("collate_fn", [None, ragged], ids=["rows", "pieces"])
@@ -305,7 +312,10 @@ def test_where_there_is_no_memory_to_share_each_batch_says_so(collate_fn: Any) -
             assert context.stage == "collate"
 
 
-def test_what_cannot_be_unpacked_is_an_error() -> None:
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_what_cannot_be_unpacked_is_an_error(has_ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if has_ended:  # with all it was asked for unread, before what it said is taken in
+        monkeypatch.setattr(Roster, "await_start", wait_until_ended)
     message = "could not be unpacked.*modules that can be imported.*'fork'"
     with loader_of(Unwelcome(8)) as loader, pytest.raises(TransferError, match=message) as caught:
         next(iter(loader))
