@@ -26,6 +26,8 @@ class Layout:
     def __init__(self, root: Node, leaves: Sequence[Leaf]) -> None:
         self._root = root
         self.leaves = tuple(leaves)
+        self.is_light = all(leaf.is_light for leaf in leaves)
+        """Whether samples may be kept until they are written, as that takes no memory."""
         self._has_texts = any(leaf.dtype is None for leaf in leaves)
         self._latest: tuple[int, tuple[list[int], int]] = (-1, ([], 0))  # most batches have equally many rows
         self._views: tuple[int, list[_View]] = (-1, [])

@@ -52,6 +52,9 @@ class Leaf:
 
     __slots__ = ("dtype", "number", "shape")
 
+    is_light = False
+    """Whether values of it hold no memory that a row of the batch does not: no array's or tensor's, nor its base's."""
+
     def __init__(self, number: int, shape: Sequence[int], dtype: torch.dtype | None) -> None:
         self.number, self.shape, self.dtype = number, tuple(shape), dtype
 
@@ -184,6 +187,8 @@ class _NumberLeaf(Leaf):
 
     __slots__ = ("_type",)
 
+    is_light = True
+
     def __init__(self, number: int, value: Any, dtype: torch.dtype) -> None:
         super().__init__(number, (), dtype)
         self._type = type(value)
@@ -203,6 +208,8 @@ class _TextLeaf(Leaf):
     """``str`` or ``bytes``. torch collates them to a tuple inside sequences and to a list elsewhere."""
 
     __slots__ = ("_as_tuple", "_type")
+
+    is_light = True
 
     def __init__(self, number: int, value: Any, *, as_tuple: bool) -> None:
         super().__init__(number, (), None)

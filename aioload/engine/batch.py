@@ -105,6 +105,7 @@ class Batch:
         self._tokens = list(range(len(indices)))  # one per sample that has not settled
         self._has_layout = recipe.by_rows
         self._loose: dict[int, Any] = {}  # samples that are in no row, by position
+        self._there: set[int] = set()  # positions of some that have come, and are to be added with others
 
     def __repr__(self) -> str:
         return f"<Batch {self.number} {self.state.value} {len(self._tokens)}/{len(self.indices)} left>"
@@ -117,6 +118,10 @@ class Batch:
     def wants(self, position: int) -> bool:
         """Whether it is worth loading this sample; if not, :meth:`drop` must be called instead."""
         return position < self._error_position and self.state is BatchState.OPEN
+
+    def note_there(self, position: int) -> None:
+        """Note that a sample has come, which will be added together with others."""
+        self._there.add(position)
 
     def add(self, position: int, sample: Any) -> bool:
         """Take over a sample; return whether the batch is complete."""
@@ -345,7 +350,8 @@ class Batch:
 
     def missing(self) -> list[int]:
         """Return the positions of the samples that have not come yet."""
-        return [position for position, settled in enumerate(self._settled) if not settled]
+        there = self._there
+        return [position for position, settled in enumerate(self._settled) if not settled and position not in there]
 
     def describe(self, position: int) -> str:
         """Return how to name a sample in a message."""
