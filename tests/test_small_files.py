@@ -59,16 +59,23 @@ class SmallFiles:
 
 
 class Samples:
-    """The same as a dataset of which only the samples can be asked for."""
+    """The same as a dataset of which only the samples can be asked for; or what of each is no array, and takes long."""
 
-    def __init__(self, files: SmallFiles) -> None:
-        self.files = files
+    def __init__(self, files: SmallFiles, *, are_light: bool = False) -> None:
+        self.files, self.are_light = files, are_light
 
     def __len__(self) -> int:
         return NUM_FILES
 
     def __getitem__(self, index: int) -> Any:
-        return self.files[index]
+        if not self.are_light:
+            return self.files[index]
+        ends_s = time.thread_time() + 3e-4
+        while time.thread_time() < ends_s:
+            pass
+        sample = self.files[index]
+        del sample["numbers"]
+        return sample
 
 
 def told(outcomes: list[Any]) -> list[Any]:
@@ -152,16 +159,18 @@ def test_samples_of_another_form_are_collated_as_by_torch(worker_init_fn: Any, t
 @pytest.mark.usefixtures("forks_are_served")
 @pytest.mark.parametrize(("num_workers", "processes"), [(1, 0), (3, 0), (1, 1)])
 @pytest.mark.parametrize("num_odd", [4, 40])
+@pytest.mark.parametrize("are_light", [False, True])
 def test_batches_of_a_map_style_dataset_are_made_or_fail_as_without_threads(
-    num_odd: int, num_workers: int, processes: int, tmp_path: Path
+    are_light: bool, num_odd: int, num_workers: int, processes: int, tmp_path: Path
 ) -> None:
     files = SmallFiles(tmp_path, 7, num_odd)
+    dataset = Samples(files, are_light=are_light)
     arguments: dict[str, Any] = {"batch_size": 24, "seed": 5}
-    expected = told(of_iterator(iter(DataLoader(Samples(files), num_workers=0, **arguments))))
+    expected = told(of_iterator(iter(DataLoader(dataset, num_workers=0, **arguments))))
     arguments |= {"num_workers": num_workers, "processes": processes}
-    with DataLoader(Samples(files), **arguments) as loader:
+    with DataLoader(dataset, **arguments) as loader:
         assert_same(told(of_iterator(iter(loader))), expected)
-    with DataLoader(Samples(files), on_error="skip", max_errors=None, **arguments) as loader:
+    with DataLoader(dataset, on_error="skip", max_errors=None, **arguments) as loader:
         indices = [index for batch in loader for index in batch["index"].tolist()]
         assert indices == [index for index in range(NUM_FILES) if index not in files.bad]
         assert sorted(error_context(each.error)[0] for each in loader.errors()) == sorted(files.bad)  # type: ignore[index]

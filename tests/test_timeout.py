@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,29 @@ def test_a_timeout_names_the_batch_that_is_next() -> None:
             next(batches)
         dataset.gates.open_all()
         assert in_time(batches).tolist() == [1]
+
+
+def test_a_timeout_names_none_that_wait_to_be_collated_together() -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    class Hanging:
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(1e-3)
+            if index == 5:
+                hangs.set()
+                goes_on.wait()
+            return index
+
+    with DataLoader(Hanging(), 8, num_workers=1, timeout=0.01) as loader:
+        batches = iter(loader)
+        hangs.wait()
+        with pytest.raises(LoaderTimeoutError, match="waiting for batch 0: index 5, index 6, index 7.$"):
+            next(batches)
+        goes_on.set()
+        assert in_time(batches).tolist() == list(range(8))
 
 
 def test_a_timeout_names_the_file_and_few_of_many(tmp_path: Path) -> None:
