@@ -71,7 +71,7 @@ def test_a_timeout_names_none_that_wait_to_be_collated_together() -> None:
     with DataLoader(Hanging(), 8, num_workers=1, timeout=0.01) as loader:
         batches = iter(loader)
         hangs.wait()
-        with pytest.raises(LoaderTimeoutError, match="waiting for batch 0: index 5, index 6, index 7.$"):
+        with pytest.raises(LoaderTimeoutError, match=r"waiting for batch 0: index 5, index 6, index 7\.$"):
             next(batches)
         goes_on.set()
         assert in_time(batches).tolist() == list(range(8))
