@@ -209,7 +209,7 @@ class Child:
             seed_process(begin.base_seed + part.first_worker)
             self._crew = self._new_crew(source)
             self._crew.start()
-            self._crew.portal.pass_through(send, self._channel, Begun())
+            self._crew.portal.pass_through(send, self._channel, Begun(self._crew.is_single))
         share = Share(
             self._settings,
             source,

@@ -28,6 +28,11 @@ class Crew(Protocol):
         """Called when the first jobs have been queued."""
         ...
 
+    @property
+    def is_single(self) -> bool:
+        """Whether there is but one thread, in each process, to load with."""
+        ...
+
     def widen_if_stuck(self) -> None:
         """Let every thread work where jobs wait and none gets done."""
         ...

@@ -218,6 +218,11 @@ class Crew:
         return self.decode.limit
 
     @property
+    def is_single(self) -> bool:
+        """Whether there is but one thread to load with, so that none can sleep beside one that is stuck."""
+        return self.reads is None and self.tasks is None and self.decode.is_single
+
+    @property
     def num_awake(self) -> int:
         """Threads that have not found that there is nothing to do."""
         return self.decode.num_awake + (0 if self.reads is None else self.reads.num_awake)

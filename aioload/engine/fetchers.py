@@ -97,7 +97,10 @@ class Fetcher(Protocol):
 
 
 class SampleFetcher:
-    """SINGLE: ``dataset[index]`` on the decode pool, a job per sample, or per few where one thread does them all."""
+    """SINGLE: ``dataset[index]`` on the decode pool, a job per sample, or per few where one thread does them all.
+
+    Where there is but one thread, a job is for the batch.
+    """
 
     def __init__(self, source: Source, decode: ThreadPool, gate: Gate) -> None:
         self._source, self._pool, self._gate = source, decode, gate
@@ -106,7 +109,8 @@ class SampleFetcher:
     def submit(self, batch: Batch) -> None:
         """Queue the jobs of a batch."""
         submit_if_empty(batch, self._pool)
-        self.resubmit(jobs_for(self._fetch, batch, SAMPLES_PER_JOB if self._pool.is_alone else 1))
+        most = SAMPLES_PER_JOB if self._pool.is_alone else 1
+        self.resubmit(jobs_for(self._fetch, batch, max(1, len(batch.indices)) if self._pool.is_single else most))
 
     def resubmit(self, jobs: list[Job]) -> None:
         """Queue the jobs."""

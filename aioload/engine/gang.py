@@ -287,13 +287,18 @@ class Gang:
         elif self._closed:
             run.close()
 
+    @property
+    def is_single(self) -> bool:
+        """Whether each process that has begun has but one thread to load with, so that none can sleep beside one."""
+        return all(member.is_single for member in self.members)
+
     def begin(self) -> None:
         """Do nothing: each process sees to its first reads."""
 
     def widen_if_stuck(self) -> None:
         """Let every thread work where jobs wait and none gets done."""
         for member in self.members:
-            if member.has_begun:
+            if member.has_begun and not member.is_single:
                 member.send(Widen())
 
     def close(self) -> None:
@@ -391,7 +396,7 @@ class Gang:
         if isinstance(message, Done):
             self._take_done(member, message, file)
         elif isinstance(message, Begun):
-            member.has_begun = True
+            member.has_begun, member.is_single = True, message.is_single
             if all(each.has_begun for each in self.members):
                 self._have_all_begun = True
                 self.portal.open()

@@ -51,7 +51,7 @@ class Member:
         self.freed: deque[tuple[int, int]] = deque()  # appended to by whoever lets the last view go
         self.taken: deque[tuple[int, int]] = deque()
         self.reads_limit = self.decode_limit = self.num_bytes = self.peak_bytes = 0
-        self.has_begun = False
+        self.has_begun = self.is_single = False
         self.marks: Marks | None = None
         """Which samples it is loading, once it has been greeted."""
         self._part = part

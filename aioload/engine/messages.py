@@ -125,6 +125,9 @@ class Totals(NamedTuple):
 class Begun(NamedTuple):
     """``worker_init_fn`` has returned in all threads of the process."""
 
+    is_single: bool
+    """Whether that is but one."""
+
 
 class Broken(NamedTuple):
     """The process cannot go on: an error of all its passes."""

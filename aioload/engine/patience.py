@@ -44,12 +44,14 @@ class Patience:
         self._events.sort(key=lambda event: event[0])
 
 
-def patience_for(settings: Settings, *, widen: Callable[[], None], oldest: Callable[[], Batch | None]) -> Patience:
+def patience_for(
+    settings: Settings, *, widen: Callable[[], None] | None, oldest: Callable[[], Batch | None]
+) -> Patience:
     """Return the patience of a consumer.
 
     Args:
         settings: After how long it logs what it waits for, and after how long it gives up.
-        widen: Lets every thread work if jobs wait and none gets done.
+        widen: Lets every thread work if jobs wait and none gets done; ``None`` where there is but one.
         oldest: Returns the batch that it waits for, as far as one knows.
 
     Raises:
@@ -65,7 +67,8 @@ def patience_for(settings: Settings, *, widen: Callable[[], None], oldest: Calla
         raise LoaderTimeoutError(message)
 
     patience = Patience()
-    patience.at_each_doubling(WIDEN_AFTER_S, widen)
+    if widen is not None:
+        patience.at_each_doubling(WIDEN_AFTER_S, widen)
     patience.at(settings.slow_after_s, log)
     if settings.timeout_s > 0:
         patience.at(settings.timeout_s, give_up)

@@ -6,6 +6,7 @@ before it looks once more and parks.
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -133,7 +134,7 @@ class ThreadPool:
         self._tuning_lock = threading.Lock()
         self.limit = self._tuning.limit
         self._last_job_ended = time.perf_counter()
-        self.is_calm = False
+        self.is_calm = self.is_single
         """Whether one thread may be awake and no other is: else a job of several samples should be cut short."""
         self._begin_window(self._last_job_ended)
         self._usual_job_s = 0.0
@@ -206,6 +207,11 @@ class ThreadPool:
         """Count it again: it has come back."""
         with self._aside_lock:
             self._num_aside -= 1
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is but one thread, so that none can do what another does not get to."""
+        return self.size == 1 and self.num_spare == 0
 
     @property
     def is_alone(self) -> bool:
@@ -426,7 +432,7 @@ class ThreadPool:
     def _begin_window(self, now_s: float) -> None:
         self._num_jobs, self._jobs_s = 0, 0.0
         self._saturated = True
-        self._window_started = now_s
+        self._window_started = math.inf if self.is_single else now_s  # for ever, where there is nothing to tune
 
     def _note_awake(self) -> None:
         self.is_calm = self.limit == 1 and self.num_awake <= 1

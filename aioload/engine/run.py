@@ -464,9 +464,10 @@ class Run:
             del error
 
     def _patience(self) -> Patience:
-        if self._rhythm.starved_s() > WIDEN_AFTER_S:  # a consumer who asks often and waits for less
-            self._crew.widen_if_stuck()
-        return patience_for(self._settings, widen=self._crew.widen_if_stuck, oldest=self._oldest)
+        widen = None if self._crew.is_single else self._crew.widen_if_stuck
+        if widen is not None and self._rhythm.starved_s() > WIDEN_AFTER_S:  # who asks often and waits for less
+            widen()
+        return patience_for(self._settings, widen=widen, oldest=self._oldest)
 
     def _oldest(self) -> Batch | None:
         with self._lock:
