@@ -105,7 +105,8 @@ class Batch:
         self._tokens = list(range(len(indices)))  # one per sample that has not settled
         self._has_layout = recipe.by_rows
         self._loose: dict[int, Any] = {}  # samples that are in no row, by position
-        self._there: set[int] = set()  # positions of some that have come, and are to be added with others
+        self.there: set[int] = set()
+        """Positions of samples that have come, and are to be added together with others."""
 
     def __repr__(self) -> str:
         return f"<Batch {self.number} {self.state.value} {len(self._tokens)}/{len(self.indices)} left>"
@@ -118,10 +119,6 @@ class Batch:
     def wants(self, position: int) -> bool:
         """Whether it is worth loading this sample; if not, :meth:`drop` must be called instead."""
         return position < self._error_position and self.state is BatchState.OPEN
-
-    def note_there(self, position: int) -> None:
-        """Note that a sample has come, which will be added together with others."""
-        self._there.add(position)
 
     def add(self, position: int, sample: Any) -> bool:
         """Take over a sample; return whether the batch is complete."""
@@ -350,7 +347,7 @@ class Batch:
 
     def missing(self) -> list[int]:
         """Return the positions of the samples that have not come yet."""
-        there = self._there
+        there = self.there
         return [position for position, settled in enumerate(self._settled) if not settled and position not in there]
 
     def describe(self, position: int) -> str:

@@ -119,7 +119,8 @@ class SampleFetcher:
     def _fetch(self, worker: Worker, batch: Batch, start: int, stop: int) -> None:
         """Load samples ``start`` to ``stop``. Where that takes no time, or no memory, they are collated together."""
         pool, gate, again = self._pool, self._gate, self._fetch
-        indices, marks, clock = batch.indices, batch.marks, time.perf_counter
+        indices, marks, there = batch.indices, batch.marks, batch.there
+        tally, clock = worker.tally, time.perf_counter
         here = [self._context, None, _SAMPLE, worker.number, None]
         HERE.set(here)  # once: it takes 0.3 us, and 0.7 beside other threads
         begun, pile = start, []  # what has been loaded, of samples that follow each other
@@ -141,11 +142,14 @@ class SampleFetcher:
                     if marks is not None:
                         marks[position] = 0  # until it is collated
                     if not gate.is_narrow:  # else it is to be counted at once
-                        if clock() - worker.mark < _PILE_S:
+                        now = clock()
+                        if now - worker.mark < _PILE_S:
                             continue
-                        if batch.layout is not None and batch.layout.is_light:
-                            batch.note_there(position)
-                            lap_decode(worker)
+                        layout = batch.layout or batch.recipe.layout
+                        if layout is not None and layout.is_light:
+                            there.add(position)
+                            tally.decode_s += now - worker.mark
+                            worker.mark = now
                             continue
                 except BaseException as exc:
                     settle(batch, batch.fail(position, strip(exc), "fetch"), worker)
