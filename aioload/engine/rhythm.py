@@ -31,8 +31,7 @@ class Rhythm:
 
     def begin_step(self) -> None:
         """Note that a consumer is about to get a batch."""
-        if self._demand is not None:
-            self._step_began_s = time.perf_counter()
+        self._step_began_s = time.perf_counter()
 
     def end_step(self) -> None:
         """Note that it is back, for another."""
