@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from scripts import Nursery, environment
@@ -15,7 +16,7 @@ every_way = pytest.mark.parametrize("arguments", WAYS.values(), ids=list(WAYS))
 with_threads = pytest.mark.parametrize("arguments", [*WAYS.values()][:2], ids=[*WAYS][:2])
 
 HEAD = """
-import asyncio, sys, threading, warnings
+import asyncio, sys, threading, time, warnings
 from aioload import DataLoader
 from slow import *
 """
@@ -42,6 +43,32 @@ def test_a_sample_that_blocks_the_loop(nursery: Nursery, arguments: str) -> None
 def test_many_iterators_with_samples_that_never_come(nursery: Nursery, arguments: str) -> None:
     script = f"batches = [iter(DataLoader(Stuck(), {arguments})) for _ in range(50)]\nnext(batches[7])"
     nursery.run_quietly(HEAD + script)
+
+
+@pytest.mark.parametrize("arguments", ["num_workers=1", "num_workers=1, persistent_workers=True"])
+def test_the_only_thread_in_the_midst_of_a_batch_ends_after_its_sample(
+    nursery: Nursery, arguments: str, tmp_path: Path
+) -> None:
+    loaded = tmp_path / "loaded"
+    nursery.run_quietly(
+        f"""{HEAD}
+class Counted:
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        with open({str(loaded)!r}, "ab") as file:
+            file.write(b"1")
+        begun.set()
+        time.sleep(0.01)
+        return index
+
+begun = threading.Event()
+batches = iter(DataLoader(Counted(), 100, {arguments}))
+begun.wait()
+"""
+    )
+    assert 1 <= loaded.stat().st_size < 50
 
 
 @with_threads

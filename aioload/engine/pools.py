@@ -295,6 +295,7 @@ class ThreadPool:
     def close(self) -> None:
         """Drop the queued jobs and let each thread end after the job it is on. Takes no lock and never waits."""
         self.closed = True
+        self.is_calm = False  # a job of several samples is cut short
         self._queue.clear()
         self._idle.clear()
         for worker in self._workers:  # all: an interrupt may have come between choosing one and waking it up
