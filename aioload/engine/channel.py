@@ -106,9 +106,7 @@ class Channel:
                 packet, files, flags, _ = self._socket.recvmsg(_HEAD.size + PART_BYTES, _ancillary_bytes, asked)
             except BlockingIOError:
                 raise
-            except (
-                ConnectionResetError
-            ):  # said once, before what was sent, where the other end is gone with some unread
+            except ConnectionResetError:  # said once, and first, where the other end is gone and left some unread
                 continue
             except OSError:  # closed here
                 return None

@@ -145,8 +145,7 @@ class SampleFetcher:
                         now = clock()
                         if now - worker.mark < _PILE_S:
                             continue
-                        layout = batch.layout or batch.recipe.layout
-                        if layout is not None and layout.is_light:
+                        if batch.layout is not None and batch.layout.is_light:  # what does not fit it is kept anyway
                             there.add(position)
                             tally.decode_s += now - worker.mark
                             worker.mark = now
