@@ -91,7 +91,10 @@ class TooManyErrorsError(AioloadError, RuntimeError):
 
 
 class LoaderTimeoutError(AioloadError, RuntimeError, TimeoutError):
-    """A batch took longer than ``timeout`` seconds; the message names the samples still missing."""
+    """A batch took longer than ``timeout`` seconds; the message names the samples still missing.
+
+    Of a batch that another process makes it names those that are being loaded there.
+    """
 
 
 class ReadTimeoutError(AioloadError, TimeoutError):

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,37 @@ def test_few_are_read_ahead_where_bytes_are_scarce(worker_init_fn: Any, pause_s:
         assert next(batches).tolist() == [4000] * 24
         time.sleep(2.5 * pause_s)
     assert counting.most_ahead <= 20_000 / 4000
+
+
+class Buffer(bytearray):
+    """Memory that a weak reference can be made to."""
+
+
+class Alternating:
+    """Samples that take a while: of one batch numbers, of the next one parts of large buffers, and so on."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size, self.num_alive, self.most = batch_size, 0, 0
+
+    def __len__(self) -> int:
+        return 6 * self.batch_size
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(1e-3)
+        if index // self.batch_size % 2 == 0:
+            return index
+        buffer = Buffer(1 << 20)
+        weakref.finalize(buffer, self._note_gone)
+        self.num_alive += 1
+        self.most = max(self.most, self.num_alive)
+        return np.frombuffer(buffer, np.uint8)[:4]
+
+    def _note_gone(self) -> None:
+        self.num_alive -= 1
+
+
+def test_what_holds_memory_is_let_go_of_soon_whatever_the_batch_before_was_like() -> None:
+    dataset = Alternating(16)
+    batches = list(DataLoader(dataset, 16, num_workers=1))
+    assert [batch.shape for batch in batches] == [(16,), (16, 4)] * 3
+    assert dataset.most <= 2

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from abroad import Stuck
 from opener import opening_when_logged
 from outcomes import of_async_iterator, of_iterator
 
@@ -54,7 +55,8 @@ def test_a_timeout_names_the_batch_that_is_next() -> None:
         assert in_time(batches).tolist() == [1]
 
 
-def test_a_timeout_names_none_that_wait_to_be_collated_together() -> None:
+@pytest.mark.parametrize("sample_s", [0.0, 1e-3])
+def test_a_timeout_names_none_that_wait_to_be_collated_together(sample_s: float) -> None:
     hangs, goes_on = threading.Event(), threading.Event()
 
     class Hanging:
@@ -62,7 +64,7 @@ def test_a_timeout_names_none_that_wait_to_be_collated_together() -> None:
             return 8
 
         def __getitem__(self, index: int) -> int:
-            time.sleep(1e-3)
+            time.sleep(sample_s)
             if index == 5:
                 hangs.set()
                 goes_on.wait()
@@ -75,6 +77,18 @@ def test_a_timeout_names_none_that_wait_to_be_collated_together() -> None:
             next(batches)
         goes_on.set()
         assert in_time(batches).tolist() == list(range(8))
+
+
+@pytest.mark.usefixtures("forks_are_served", "no_process_is_left")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_timeout_names_what_a_process_is_loading(num_workers: int) -> None:
+    with DataLoader(Stuck(5), 8, processes=1, num_workers=num_workers, timeout=0.02) as loader:
+        batches, deadline, message = iter(loader), time.monotonic() + 60, ""
+        while not message.endswith("waiting for batch 0: index 5."):  # at first, what is loaded before it
+            assert time.monotonic() < deadline, message
+            with pytest.raises(LoaderTimeoutError) as caught:
+                next(batches)
+            message = str(caught.value)
 
 
 def test_a_timeout_names_the_file_and_few_of_many(tmp_path: Path) -> None:

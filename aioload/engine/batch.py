@@ -106,7 +106,7 @@ class Batch:
         self._has_layout = recipe.by_rows
         self._loose: dict[int, Any] = {}  # samples that are in no row, by position
         self.there: set[int] = set()
-        """Positions of samples that have come, and are to be added together with others."""
+        """Positions of samples that have come, though they may be added together with others later."""
 
     def __repr__(self) -> str:
         return f"<Batch {self.number} {self.state.value} {len(self._tokens)}/{len(self.indices)} left>"

@@ -141,12 +141,12 @@ class SampleFetcher:
                     pile.append(self._sample(index))
                     if marks is not None:
                         marks[position] = 0  # until it is collated
+                    there.add(position)
                     if not gate.is_narrow:  # else it is to be counted at once
                         now = clock()
                         if now - worker.mark < _PILE_S:
                             continue
                         if batch.layout is not None and batch.layout.is_light:  # what does not fit it is kept anyway
-                            there.add(position)
                             tally.decode_s += now - worker.mark
                             worker.mark = now
                             continue

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aioload.engine.batch import Batch
 from aioload.engine.settings import Settings
@@ -45,14 +45,18 @@ class Patience:
 
 
 def patience_for(
-    settings: Settings, *, widen: Callable[[], None] | None, oldest: Callable[[], Batch | None]
+    settings: Settings,
+    *,
+    widen: Callable[[], None] | None,
+    waited_for: Callable[[], tuple[Batch | None, Sequence[int]]],
 ) -> Patience:
     """Return the patience of a consumer.
 
     Args:
         settings: After how long it logs what it waits for, and after how long it gives up.
         widen: Lets every thread work if jobs wait and none gets done; ``None`` where there is but one.
-        oldest: Returns the batch that it waits for, as far as one knows.
+        waited_for: Returns the batch that it waits for, and the positions of the samples that this lacks, or that are
+            being loaded, as far as one knows.
 
     Raises:
         LoaderTimeoutError: From ``wait_s``, after ``settings.timeout_s`` seconds.
@@ -60,10 +64,10 @@ def patience_for(
 
     def log() -> None:
         message = "A batch has been loading for %.3g s; still waiting for %s."
-        logger.warning(message, settings.slow_after_s, _missing(oldest()))
+        logger.warning(message, settings.slow_after_s, _names(*waited_for()))
 
     def give_up() -> None:
-        message = f"DataLoader timed out after {settings.timeout_s} seconds, waiting for {_missing(oldest())}."
+        message = f"DataLoader timed out after {settings.timeout_s} seconds, waiting for {_names(*waited_for())}."
         raise LoaderTimeoutError(message)
 
     patience = Patience()
@@ -75,10 +79,9 @@ def patience_for(
     return patience
 
 
-def _missing(batch: Batch | None) -> str:
+def _names(batch: Batch | None, positions: Sequence[int]) -> str:
     if batch is None:
         return "its first indices"
-    missing = batch.missing()
-    names = [batch.describe(position) for position in missing[:4]]
-    more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+    names = [batch.describe(position) for position in positions[:4]]
+    more = f" and {len(positions) - 4} more" if len(positions) > 4 else ""
     return f"batch {batch.number}: {', '.join(names) or 'its collation'}{more}"

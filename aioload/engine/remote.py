@@ -75,6 +75,12 @@ class RemoteFetcher:
         samples.sort(key=lambda sample: sample[:2])
         return [(batch, position) for _, _, batch, position in samples]
 
+    def being_loaded(self, batch: Batch) -> list[int]:
+        """Return the positions of a batch that its process is loading, those farthest on first."""
+        span = self._marks.get(batch.number)
+        marks = b"" if span is None else self._gang.marks_of(batch.number, span)
+        return sorted((position for position, mark in enumerate(marks) if mark), key=lambda each: -marks[each])
+
     def arrive(self, process: int, done: Done, slot: Slot | None, layout: Layout | None) -> None:
         """Take in a batch. On the gang's thread."""
         number = done.number * self._num_processes + process

@@ -9,7 +9,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aioload.copier import Copier
@@ -467,11 +467,16 @@ class Run:
         widen = None if self._crew.is_single else self._crew.widen_if_stuck
         if widen is not None and self._rhythm.starved_s() > WIDEN_AFTER_S:  # who asks often and waits for less
             widen()
-        return patience_for(self._settings, widen=widen, oldest=self._oldest)
+        return patience_for(self._settings, widen=widen, waited_for=self._waited_for)
 
-    def _oldest(self) -> Batch | None:
+    def _waited_for(self) -> tuple[Batch | None, Sequence[int]]:
+        """Return the batch that the consumer waits for, and the positions that it lacks, as far as one knows."""
         with self._lock:
-            return self._open.get(min(self._open, default=-1))
+            batch = self._open.get(min(self._open, default=-1))
+        if batch is None:
+            return None, []
+        loading = [] if self._remote is None else self._remote.being_loaded(batch)
+        return batch, loading or batch.missing()
 
     def check_process(self) -> None:
         """Raise :class:`~aioload.errors.ForkedIteratorError` in a child of the process that the run belongs to."""
