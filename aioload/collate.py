@@ -140,7 +140,7 @@ def _builtin_of(exc: Exception) -> type[Exception]:
 
 
 def visible_bytes(value: Any, depth: int = 0) -> int:
-    """Return the bytes of the tensors, arrays and bytes in a sample or batch, as far as they can be seen.
+    """Return the bytes of the tensors, arrays, bytes and texts in a sample or batch, as far as they can be seen.
 
     Never fails, and runs no code of the user's: nobody has asked to look. Of a long list the first items stand for all.
     """
@@ -153,6 +153,8 @@ def visible_bytes(value: Any, depth: int = 0) -> int:
         return value.nbytes
     if isinstance(value, bytes | bytearray):
         return len(value)
+    if isinstance(value, str):
+        return len(value) if str.isascii(value) else str.__sizeof__(value)
     if depth == _MOST_DEPTH:  # it may contain itself
         return 0
     if isinstance(value, dict):

@@ -28,7 +28,8 @@ class Layout:
         self.leaves = tuple(leaves)
         self.is_light = all(leaf.is_light for leaf in leaves)
         """Whether samples may be kept until they are written, as that takes no memory."""
-        self._has_texts = any(leaf.dtype is None for leaf in leaves)
+        self.has_texts = any(leaf.dtype is None for leaf in leaves)
+        """Whether any leaves are strings or bytes, which lie beside the slot."""
         self._latest: tuple[int, tuple[list[int], int]] = (-1, ([], 0))  # most batches have equally many rows
         self._views: tuple[int, list[_View]] = (-1, [])
 
@@ -83,7 +84,7 @@ class Layout:
 
     def texts(self, columns: Sequence[Column]) -> dict[int, list[Any]] | None:
         """Return the columns that are lists, by the numbers of their leaves, if there are any."""
-        if not self._has_texts:
+        if not self.has_texts:
             return None
         return {leaf.number: list(columns[leaf.number]) for leaf in self.leaves if leaf.dtype is None}
 

@@ -277,7 +277,8 @@ def test_the_bytes_of_samples_are_seen_without_a_look_at_the_code_of_their_class
             raise SystemExit
 
     array, tensor = np.zeros(10, np.uint8), torch.zeros(3)
-    assert visible_bytes([array, (tensor, b"123"), {"a": array, "b": "text", "c": None}]) == 10 + 12 + 3 + 10
+    assert visible_bytes([array, (tensor, b"123"), {"a": array, "b": "text", "c": None}]) == 10 + 12 + 3 + 10 + 4
+    assert 2 * 1000 <= visible_bytes("\u03c8" * 1000) < 2 * 1000 + 100
     assert visible_bytes(Private(a=array)) == 10
     assert visible_bytes(Slotted(array)) == 10
     assert visible_bytes(tensor.as_subclass(Subclass)) == 12

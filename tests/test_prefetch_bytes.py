@@ -351,6 +351,38 @@ def test_reads_that_time_out_for_good_hold_no_bytes(on_error: Any, tmp_path: Pat
         reader.gates.open_all()
 
 
+class Texts:
+    """Samples of a number and a text."""
+
+    def __init__(self, text: Any) -> None:
+        self.text, self.num_loaded = text, 0
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_loaded += 1
+        return index, self.text + self.text[:1]  # a new one each time
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("collate_fn", [None, list])
+@pytest.mark.parametrize("text", ["x" * 100 * KB, b"x" * 100 * KB, "\u03c8" * 50 * KB], ids=["ascii", "bytes", "wide"])
+def test_texts_are_counted(text: Any, collate_fn: Any, num_workers: int) -> None:
+    dataset, most = Texts(text), 1024 * KB
+    arguments: dict[str, Any] = {"num_workers": num_workers, "prefetch_factor": 10, "prefetch_bytes": most}
+    with DataLoader(dataset, 4, collate_fn=collate_fn, **arguments) as loader:
+        batches = iter(loader)
+        next(batches)
+        before = -1
+        while before < dataset.num_loaded:
+            before = dataset.num_loaded
+            time.sleep(0.05)
+        assert 4 < before <= 4 + 10 + num_workers
+        assert 400 * KB <= loader.stats().peak_bytes_in_flight <= most + num_workers * 101 * KB
+        assert sum(1 for _ in batches) == 24
+
+
 def test_nothing_is_counted_where_nothing_is_loaded_ahead(tmp_path: Path) -> None:
     with DataLoader(Files(tmp_path, [100 * KB] * 3), num_workers=0, prefetch_bytes=1) as loader:
         assert indices(iter(loader)) == [0, 1, 2]

@@ -81,7 +81,7 @@ class Batch:
     bundle: Bundle | None = None
     """What is in the slot, unless that are rows of a layout."""
     layout: Layout | None = None
-    _num_bytes = 0  # of its slot, or of its result
+    _num_bytes = 0  # of its slot and what lies beside it, or of its result
     _whole: tuple[Any] | None = None  # what a dataset gave for the batch, where that is no list of samples
 
     def __init__(
@@ -133,6 +133,8 @@ class Batch:
         if not in_row:
             self._loose[position] = sample
             self.claim.add_loose(visible_bytes(sample))
+        elif self.layout is not None and self.layout.has_texts:
+            self.claim.add_loose(self._bytes_of_texts(position, position + 1))
         return self._settle(position)
 
     def add_all(self, start: int, samples: Sequence[Any]) -> bool:
@@ -146,6 +148,8 @@ class Batch:
             except BaseException:  # whose it is will be seen
                 are_in_rows = False
             if are_in_rows:
+                if self.layout.has_texts:
+                    self.claim.add_loose(self._bytes_of_texts(start, start + len(samples)))
                 return self._settle(start, len(samples)) or complete
         for position, sample in enumerate(samples, start):
             complete = self.add(position, sample) or complete
@@ -425,6 +429,12 @@ class Batch:
             self.claim.set_whole(0)
             self.recipe.ring.release(slot)
 
+    def _bytes_of_texts(self, start: int, stop: int) -> int:
+        """Return the bytes of what lies beside the slot, of some rows."""
+        assert self.layout is not None
+        texts = [self.columns[leaf.number][start:stop] for leaf in self.layout.leaves if leaf.dtype is None]
+        return sum(visible_bytes(text) for column in texts for text in column)
+
     def _make_result(self) -> None:
         recipe = self.recipe
         sources: Sequence[int] = range(len(self.indices))
@@ -437,6 +447,9 @@ class Batch:
         elif self.layout is not None and not self._loose:
             assert self.slot is not None
             self.slot.seal()
+            if self.layout.has_texts:
+                self._num_bytes += self._bytes_of_texts(0, len(self.indices))
+                recipe.on_size(self._num_bytes)
             if not recipe.on_device:
                 slot, self.slot = self.slot, None
                 view = recipe.ring.lend(slot)
