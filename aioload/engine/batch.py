@@ -431,8 +431,10 @@ class Batch:
 
     def _bytes_of_texts(self, start: int, stop: int) -> int:
         """Return the bytes of what lies beside the slot, of some rows."""
-        assert self.layout is not None
-        texts = [self.columns[leaf.number][start:stop] for leaf in self.layout.leaves if leaf.dtype is None]
+        layout, columns = self.layout, self.columns
+        if layout is None or not columns:  # it has been given up meanwhile
+            return 0
+        texts = [columns[leaf.number][start:stop] for leaf in layout.leaves if leaf.dtype is None]
         return sum(visible_bytes(text) for column in texts for text in column)
 
     def _make_result(self) -> None:
