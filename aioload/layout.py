@@ -27,7 +27,7 @@ class Layout:
         self._root = root
         self.leaves = tuple(leaves)
         self.is_light = all(leaf.is_light for leaf in leaves)
-        """Whether samples may be kept until they are written, as that takes no memory."""
+        """Whether samples are numbers alone, and may be kept until they are written: that takes next to no memory."""
         self.has_texts = any(leaf.dtype is None for leaf in leaves)
         """Whether any leaves are strings or bytes, which lie beside the slot."""
         self._latest: tuple[int, tuple[list[int], int]] = (-1, ([], 0))  # most batches have equally many rows

@@ -53,7 +53,7 @@ class Leaf:
     __slots__ = ("dtype", "number", "shape")
 
     is_light = False
-    """Whether values of it hold no memory that a row of the batch does not: no array's or tensor's, nor its base's."""
+    """Whether a value of it takes next to no memory: it is a number, and no text or array, nor part of a large one."""
 
     def __init__(self, number: int, shape: Sequence[int], dtype: torch.dtype | None) -> None:
         self.number, self.shape, self.dtype = number, tuple(shape), dtype
@@ -208,8 +208,6 @@ class _TextLeaf(Leaf):
     """``str`` or ``bytes``. torch collates them to a tuple inside sequences and to a list elsewhere."""
 
     __slots__ = ("_as_tuple", "_type")
-
-    is_light = True
 
     def __init__(self, number: int, value: Any, *, as_tuple: bool) -> None:
         super().__init__(number, (), None)

@@ -13,6 +13,7 @@ thread can still be writing a row of it.
 """
 
 import enum
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -435,7 +436,7 @@ class Batch:
         if layout is None or not columns:  # it has been given up meanwhile
             return 0
         texts = [columns[leaf.number][start:stop] for leaf in layout.leaves if leaf.dtype is None]
-        return sum(visible_bytes(text) for column in texts for text in column)
+        return sum(sum(map(sys.getsizeof, column)) for column in texts)  # of exactly str or bytes
 
     def _make_result(self) -> None:
         recipe = self.recipe

@@ -21,7 +21,7 @@ SAMPLES_PER_JOB = 16
 
 _PILE_S = 200e-6
 """Samples wait so long, at most, to be collated together with others, so that few, or small ones, do; but those that
-hold no memory wait for all of their job. Of samples of 1 ms that saves 25 of 35 us each."""
+are numbers wait for all of their job. Of samples of 1 ms that saves 25 of 35 us each."""
 
 _SAMPLE, _OPEN = Stage.SAMPLE, BatchState.OPEN  # a member of an enum takes 0.1 us to look up
 
@@ -117,7 +117,7 @@ class SampleFetcher:
         self._pool.submit(jobs, len(jobs))
 
     def _fetch(self, worker: Worker, batch: Batch, start: int, stop: int) -> None:
-        """Load samples ``start`` to ``stop``. Where that takes no time, or no memory, they are collated together."""
+        """Load samples ``start`` to ``stop``. Those that take no time, and numbers, are collated together."""
         pool, gate, again = self._pool, self._gate, self._fetch
         indices, marks, there = batch.indices, batch.marks, batch.there
         tally, clock = worker.tally, time.perf_counter
