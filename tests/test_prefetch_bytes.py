@@ -383,6 +383,24 @@ def test_texts_are_counted(text: Any, collate_fn: Any, num_workers: int) -> None
         assert sum(1 for _ in batches) == 24
 
 
+def test_texts_are_counted_before_their_batch_is_made() -> None:
+    gates = Gates()
+    gates.open(*range(7))
+
+    class Slow(Texts):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(1e-3)
+            gates.pass_through(index)
+            return super().__getitem__(index)
+
+    with DataLoader(Slow("x" * 100 * KB), 8, num_workers=1) as loader:
+        batches = iter(loader)
+        gates.wait_started(7)
+        assert loader.stats().peak_bytes_in_flight >= 700 * KB
+        gates.open_all()
+        assert next(batches)[0].tolist() == list(range(8))
+
+
 def test_nothing_is_counted_where_nothing_is_loaded_ahead(tmp_path: Path) -> None:
     with DataLoader(Files(tmp_path, [100 * KB] * 3), num_workers=0, prefetch_bytes=1) as loader:
         assert indices(iter(loader)) == [0, 1, 2]

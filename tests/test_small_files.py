@@ -60,7 +60,7 @@ class SmallFiles:
 
 
 class Samples:
-    """The same as a dataset of which only the samples can be asked for; or only the numbers of each, which take long."""
+    """The same as a dataset of which only the samples can be asked for; or the numbers of each, which take long."""
 
     def __init__(self, files: SmallFiles, *, are_light: bool = False) -> None:
         self.files, self.are_light = files, are_light
